@@ -91,6 +91,7 @@ def test_keyword_arguments_of_init():
         ([{}, {}, {}], "must return"),
         (({}, {}, {}, {}, {}), "must return"),
         (({}, [], {}), "env_vars is a list, not a mapping"),
+        (({}, {"A": 1, "B": None}, {}), "env_vars\\['B'\\] is None, which no variable can be"),
     ],
 )
 def test_answers_of_configure_worker_are_checked(answer, message):

@@ -53,7 +53,8 @@ def read_configured(answer: Any, who: str) -> Configured:
     """Check the tuple that `configure_worker` returned.
 
     Raises:
-        TypeError: It is not `(resources, env_vars, init_kwargs)` with or without `runtime_env`.
+        TypeError: It is not `(resources, env_vars, init_kwargs)` with or without `runtime_env`, or a variable
+            is None.
     """
     if answer is None:
         return Configured()
@@ -65,6 +66,8 @@ def read_configured(answer: Any, who: str) -> Configured:
     for name, part in zip(("resources", "env_vars", "init_kwargs", "runtime_env"), parts, strict=False):
         if not isinstance(part, Mapping):
             raise TypeError(f"{who}.configure_worker: {name} is a {type(part).__name__}, not a mapping")
+    if unset := [name for name, value in parts[1].items() if value is None]:
+        raise TypeError(f"{who}.configure_worker: env_vars[{unset[0]!r}] is None, which no variable can be")
     parts[1] = {str(name): str(value) for name, value in parts[1].items()}
     return Configured(*parts)
 
