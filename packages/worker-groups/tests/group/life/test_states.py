@@ -121,6 +121,25 @@ def test_calls_on_ranks_that_are_replaced_wait_and_others_go_on(life):
     life.await_replaced([1], None)
 
 
+def test_a_call_that_meets_one_restart_after_another_waits_no_longer_than_its_time(life, monkeypatch):
+    restart, until, await_replaced = Told(life.restart, lambda: [1]), [], life.await_replaced
+    life.replacing([1])
+
+    def await_one_of_three(ranks, timeout_s, deadline):
+        until.append(deadline)
+        if len(until) == 3:
+            await_replaced(ranks, timeout_s, deadline - timeout_s)
+
+    monkeypatch.setattr(life, "await_replaced", await_one_of_three)
+    with (
+        pytest.raises(ResultTimeoutError, match="are still being restarted after 60 s"),
+        life.sending([1], 60),
+    ):
+        pass
+    assert len(set(until)) == 1 and None not in until
+    restart.end()
+
+
 def test_what_is_being_sent_is_sent_before_its_rank_is_replaced(life):
     sent, may_send, began = [], threading.Event(), threading.Event()
 

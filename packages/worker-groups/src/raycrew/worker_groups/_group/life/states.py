@@ -233,14 +233,14 @@ class Lifecycle:
         """Within, calls on some ranks are sent; first it is waited until none of those is being replaced.
 
         Raises:
-            ResultTimeoutError: One still is after `timeout_s`.
+            ResultTimeoutError: One still is, or is again, after `timeout_s`.
             WorkerGroupClosedError: The group was shut down meanwhile.
             WorkerGroupError: The restart itself asks.
         """
-        sender = _Sender()
+        sender, deadline = _Sender(), None if timeout_s is None else time.monotonic() + timeout_s
         try:
             while not self._may_send(sender, ranks):
-                self.await_replaced(ranks, timeout_s)
+                self.await_replaced(ranks, timeout_s, deadline)
             yield
         finally:
             self._has_sent(sender)
@@ -275,8 +275,15 @@ class Lifecycle:
         finally:
             self._has_sent(sender)
 
-    def await_replaced(self, ranks: Collection[int], timeout_s: float | None) -> None:
+    def await_replaced(
+        self, ranks: Collection[int], timeout_s: float | None, deadline: float | None = None
+    ) -> None:
         """Wait until none of some ranks is being replaced.
+
+        Args:
+            ranks: Which.
+            timeout_s: How long; None for no limit.
+            deadline: When that is over, where it began before.
 
         Raises:
             ResultTimeoutError: One still is after `timeout_s`.
@@ -289,7 +296,8 @@ class Lifecycle:
         self._refuse_own("called")
         replaced = sorted(self._replaced.intersection(ranks))
         warn_in_loop(f"a call on ranks {replaced} of {self._name!r} waits for their restart")
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        if timeout_s is not None and deadline is None:
+            deadline = time.monotonic() + timeout_s
         while True:
             others = self._others
             if self._restart is not running or self._replaced.isdisjoint(ranks):
