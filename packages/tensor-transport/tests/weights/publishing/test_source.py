@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from models import Model, assert_same, weights
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from raycrew.tensor_transport.errors import SourceChangedError, TransportError, UnsupportedTensorError
 from raycrew.tensor_transport.testing import InProcessByteStore
@@ -416,3 +417,24 @@ def test_tensors_are_looked_at_again_while_the_last_bucket_is_sent(monkeypatch, 
     else:
         assert len(publisher.publish(held).buckets) == 2
     assert (store.puts, len(store.held)) == (2, 0 if changes else 2)
+
+
+class Sums(TorchDispatchMode):
+    """Counts sums."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten.sum.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("size", "count"), [(0, 1), (1, 2), (7, 2), (8, 1), (16, 1), (17, 2)])
+def test_whole_words_are_summed_up_at_once(size, count):
+    tensor = torch.arange(1, size + 1, dtype=torch.uint8)
+    with Sums() as sums:
+        found = int(fold(tensor))
+    assert sums.count == count
+    raw, whole = tensor.numpy().tobytes(), size // 8 * 8
+    words = [int.from_bytes(raw[start : start + 8], "little") for start in range(0, whole, 8)]
+    assert found % 2**64 == (sum(words) + sum(raw[whole:])) % 2**64
