@@ -80,3 +80,27 @@ def test_calls_in_other_threads_wait_too():
     thread.join(60)
     hearing.await_end()
     assert order == ["heard", "call"]
+
+
+def test_the_end_of_a_late_hearing_lets_no_call_into_the_one_that_follows_it():
+    """A generation that a worker was late to hear of is begun again while the class still hears of it."""
+    hearing, told = Hearing(), threading.Event()
+    first, second = hearing.under_way(), hearing.under_way()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    asyncio.run(_is_waiting(hearing))
+    waiting = threading.Thread(target=lambda: (hearing.await_end(), told.set()), daemon=True)
+    waiting.start()
+    assert not told.wait(0.05)
+    second.__exit__(None, None, None)
+    assert told.wait(60)
+    asyncio.run(hearing.ended())
+
+
+async def _is_waiting(hearing):
+    ended = asyncio.ensure_future(hearing.ended())
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert not ended.done()
+    ended.cancel()

@@ -12,19 +12,23 @@ HOOK = "on_generation"
 
 
 class Hearing:
-    """Of one worker; for its threads and event loops alike."""
+    """Of one worker; for its threads and event loops alike.
+
+    One that was late may still go on while the next one does, and each lasts until its own end.
+    """
 
     def __init__(self) -> None:
-        self._over: Future[None] | None = None
+        self._under_way: list[Future[None]] = []
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
         """Within, the worker's class hears of a generation."""
-        over = self._over = Future[None]()
+        over = Future[None]()
+        self._under_way.append(over)
         try:
             yield
         finally:
-            self._over = None
+            self._under_way.remove(over)
             over.set_result(None)
 
     def await_end(self) -> None:
@@ -33,18 +37,17 @@ class Hearing:
         Raises:
             WorkerGroupError: This is an event loop, which it needs itself, perhaps.
         """
-        if (over := self._over) is None:
-            return
-        if _is_loop():
-            raise WorkerGroupError(
-                f"this worker's {HOOK} still runs; its methods that aren't async can't wait"
-            )
-        over.result()
+        while under_way := list(self._under_way):
+            if _is_loop():
+                raise WorkerGroupError(
+                    f"this worker's {HOOK} still runs; its methods that aren't async can't wait"
+                )
+            under_way[-1].result()
 
     async def ended(self) -> None:
         """Wait in a coroutine until it is over."""
-        while (over := self._over) is not None:
-            await asyncio.shield(asyncio.wrap_future(over))
+        while under_way := list(self._under_way):
+            await asyncio.shield(asyncio.wrap_future(under_way[-1]))
 
 
 def _is_loop() -> bool:
