@@ -56,6 +56,13 @@ class TestRagged:
             row[:longest] for row in rows_of(ragged_of(lengths))
         ]
 
+    def test_all_rows_together_are_found_by_one_count_of_where_they_are(self, monkeypatch):
+        ragged, counts = ragged_of(range(5)), []
+        offsets = RaggedTensor.offsets.fget
+        monkeypatch.setattr(RaggedTensor, "offsets", property(lambda own: counts.append(own) or offsets(own)))
+        assert rows_of(ragged) == [[[row] * 2] * row for row in range(5)]
+        assert len(counts) == 1
+
     def test_runs_are_views(self):
         ragged = ragged_of([1, 2, 3])
         assert ragged.take(slice(1, 3, 1)).values.data_ptr() == ragged.values[1:].data_ptr()

@@ -1,6 +1,7 @@
 """`RaggedTensor`: rows of different lengths, one after another, without padding."""
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Self, cast
 
 import numpy as np
@@ -101,10 +102,10 @@ class RaggedTensor:
     def __getitem__(self, row: int) -> Any:
         """One row, as a view."""
         row = range(len(self))[row]
-        return self._run(self.offsets[row], self.offsets[row + 1])
+        return self._run(*self.offsets[row : row + 2])
 
     def __iter__(self) -> Iterator[Any]:
-        return (self[row] for row in range(len(self)))
+        return (self._run(start, stop) for start, stop in pairwise(self.offsets.tolist()))
 
     def __repr__(self) -> str:
         inner = list(self.values.shape[1:])
