@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
 from raycrew.cluster_core._devices import KEEP_FLAGS, VISIBILITY_VARIABLES
 
@@ -164,6 +165,7 @@ def _holds_credentials(name: str, value: str) -> bool:
     return bool(_CREDENTIALS.search(value)) or (bool(_PROXY.fullmatch(name)) and "@" in value)
 
 
+@lru_cache(4096)  # asked of the same environment again and again
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
