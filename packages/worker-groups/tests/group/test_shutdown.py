@@ -1,6 +1,10 @@
+import atexit
+import gc
+import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import psutil
 import pytest
@@ -29,6 +33,34 @@ def test_cleaned_up_and_ended(group, tmp_path):
     pids = group.call("pid").get_results()
     assert group.shutdown("nothing")
     assert_ended(pids)
+
+
+def watch_collector(folder):
+    gc.freeze = lambda: Path(folder, f"frozen {os.getpid()}").write_text("at last")
+
+
+class Careless:
+    """Closes nothing."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.notes = Path(folder, f"notes {os.getpid()}").open("w")  # noqa: SIM115
+        self.notes.write("as they were")
+        atexit.register(watch_collector, folder)
+
+    def __del__(self):
+        Path(self.folder, f"end {os.getpid()}").write_text(f"finalizing: {sys.is_finalizing()}")
+
+    def pid(self):
+        return os.getpid()
+
+
+def test_what_a_worker_holds_is_given_up_after_its_exit_handlers_while_python_is_whole(cluster, tmp_path):
+    with RayWorkerGroup(cluster, Careless, init={"folder": str(tmp_path)}) as group:
+        pids = group.call("pid").get_results()
+    found = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    texts = {"notes": "as they were", "end": "finalizing: False", "frozen": "at last"}
+    assert found == {f"{what} {pid}": text for pid in pids for what, text in texts.items()}
 
 
 def test_a_failing_clean_up_is_told_and_workers_end(group, caplog):

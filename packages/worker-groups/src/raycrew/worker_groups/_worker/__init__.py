@@ -1,5 +1,6 @@
 """What runs in a worker's process, and what its class, options and methods say before it does."""
 
+from raycrew.worker_groups._worker.collecting import heavy_imports
 from raycrew.worker_groups._worker.declared import (
     AsyncMethod,
     AsyncOrDeclared,
@@ -81,6 +82,7 @@ __all__ = [
     "describe_class",
     "fqn_of",
     "fqn_of_function",
+    "heavy_imports",
     "held_class",
     "import_class",
     "is_process_variable",

@@ -5,6 +5,7 @@ refers to no module of the user's. In the worker's process it says where it is, 
 environment, and only then imports the user's class.
 """
 
+import atexit
 import importlib
 import os
 import time
@@ -25,6 +26,7 @@ from raycrew.worker_groups._on_nodes import (
     pid_namespace,
 )
 from raycrew.worker_groups._ray import assigned_accelerators, call_cancelled, own_call_id, own_node
+from raycrew.worker_groups._worker.collecting import collect_at_last, heavy_imports
 from raycrew.worker_groups._worker.hearing import HOOK, Hearing
 from raycrew.worker_groups._worker.heart import Running, as_text, start_heart, tick
 from raycrew.worker_groups._worker.meeting import MeetingPorts
@@ -157,6 +159,7 @@ class Shell:
         device = bind_device(assigned_accelerators(), os.environ)
         self._raycrew_device = device.environment
         process, mark = own_process(), mark_own_process()
+        atexit.register(self._raycrew_leave)  # before anything of the user's, and so called after all theirs
         start_heart(mark, own_call_id)
         offer_stacks(mark)
         self._raycrew_meeting = MeetingPorts(port_range)
@@ -187,7 +190,7 @@ class Shell:
             ImportError: One can't be imported; says which.
         """
         self._raycrew_bind_device()  # so that a module which looks for devices finds this worker's
-        with Running(as_text("preload")):
+        with Running(as_text("preload")), heavy_imports():
             for name in modules:
                 try:
                     importlib.import_module(name)
@@ -254,6 +257,11 @@ class Shell:
             self._raycrew_instance = cls(*args, **kwargs)
         return imported - start, time.perf_counter() - imported
 
+    def _raycrew_leave(self) -> None:
+        """Give the user's object up while Python is still whole, at the end of the process."""
+        self._raycrew_instance = None
+        collect_at_last()
+
     def _raycrew_bound(self, name: str) -> Callable[..., Any]:
         if name != HOOK:
             self._raycrew_hearing.await_end()
@@ -290,7 +298,8 @@ def has_to_receive(
 
 def _imported(source: ClassSource) -> type:
     try:
-        return load_class(source)[0]
+        with heavy_imports():
+            return load_class(source)[0]
     except ImportError as error:
         error.add_note("(while its class was imported in the worker: are its modules on PYTHONPATH there?)")
         raise
