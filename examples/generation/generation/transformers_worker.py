@@ -2,6 +2,7 @@
 
 from generation.engine import Engine
 from generation.worker import GenerationWorker
+from raycrew.worker_groups import heavy_imports
 
 
 class TransformersWorker(GenerationWorker):
@@ -9,6 +10,7 @@ class TransformersWorker(GenerationWorker):
 
     def create_engine(self, seed: int) -> Engine:
         """A model in this process."""
-        from generation.transformers_engine import TransformersEngine
+        with heavy_imports():
+            from generation.transformers_engine import TransformersEngine
 
         return TransformersEngine(self.options, seed)

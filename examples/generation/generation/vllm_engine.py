@@ -65,6 +65,7 @@ class VllmEngine(Engine):
             logprobs=0,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
+            skip_clone=True,  # it is this request's alone
         )
         adapter = None if request.adapter is None else self._adapters[request.adapter]
         prompt = {"prompt_token_ids": list(request.prompt)}

@@ -5,6 +5,7 @@ Who asks what the class is like, as a group does before it starts, need not impo
 
 from generation.engine import Engine
 from generation.worker import GenerationWorker
+from raycrew.worker_groups import heavy_imports
 
 
 class VllmWorker(GenerationWorker):
@@ -12,6 +13,7 @@ class VllmWorker(GenerationWorker):
 
     def create_engine(self, seed: int) -> Engine:
         """An engine that this process steps."""
-        from generation.vllm_engine import VllmEngine
+        with heavy_imports():
+            from generation.vllm_engine import VllmEngine
 
         return VllmEngine(self.options, seed)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from grpo.config import ModelConfig
-from raycrew.worker_groups import current_worker
+from raycrew.worker_groups import current_worker, heavy_imports
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 def build_model(config: ModelConfig, seed: int) -> "LlamaForCausalLM":
     """A model with random weights; the same weights for the same seed."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    with heavy_imports():
+        from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
     return LlamaForCausalLM(LlamaConfig(**config.as_llama()))
