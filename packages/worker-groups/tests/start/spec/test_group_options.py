@@ -9,7 +9,7 @@ import pytest
 from workers import Worker
 
 from raycrew.cluster_core.testing import FakeCluster
-from raycrew.worker_groups import RayWorkerGroup
+from raycrew.worker_groups import RayWorkerBuilder, RayWorkerGroup
 from raycrew.worker_groups._start.spec.options import GroupOptions
 from raycrew.worker_groups._worker import CommunicationOptions
 from raycrew.worker_groups.testing import InProcessGroup
@@ -146,3 +146,15 @@ def test_variables_of_a_function_are_not_known_before_the_ranks():
     assert GroupOptions(**options | {"env_vars": lambda rank: {"A": "1"}}).variables == {}
     told = {"enable_gradient_compression": True, "async_communication": False}
     assert GroupOptions(**options | told).communication == CommunicationOptions(True, False)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"name": "x"}, {"max_restarts": 3}, {"lifetime": "detached"}, {"scheduling_strategy": "SPREAD"}],
+)
+def test_what_is_for_a_group_to_say_is_no_option_of_its_worker(option):
+    builder = RayWorkerBuilder(Worker).options(max_concurrency=2, name=None)
+    ((name, value),) = option.items()
+    with pytest.raises(ValueError, match=f"^{name}={value!r} would have no effect: where workers are"):
+        builder.options(num_cpus=1, **option)
+    assert builder.ray_options["max_concurrency"] == 2

@@ -20,6 +20,7 @@ from raycrew.worker_groups._worker.forwarders import shell_class
 from raycrew.worker_groups._worker.hearing import HOOK
 from raycrew.worker_groups._worker.heart import Heart, Running, as_text, tick
 from raycrew.worker_groups._worker.options import (
+    GROUP_OPTIONS,
     Configured,
     WorkerOptions,
     check_env_vars,
@@ -53,6 +54,7 @@ from raycrew.worker_groups._worker.worker_class import (
 )
 
 __all__ = [
+    "GROUP_OPTIONS",
     "HOOK",
     "AsyncMethod",
     "AsyncOrDeclared",

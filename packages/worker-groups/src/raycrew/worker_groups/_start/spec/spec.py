@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from raycrew.cluster_core import Cluster
 from raycrew.worker_groups._start.spec.options import GroupOptions
-from raycrew.worker_groups._worker import HOOK, ClassInfo, fqn_of
+from raycrew.worker_groups._worker import GROUP_OPTIONS, HOOK, ClassInfo, fqn_of
 from raycrew.worker_groups.errors import UnknownMethodError
 from raycrew.worker_groups.protocols import ArgumentTransport
 from raycrew.worker_groups.sharding import SeatPlan
@@ -52,7 +52,16 @@ class RayWorkerBuilder:
         self.ray_options: Mapping[str, Any] = {}
 
     def options(self, **ray_options: Any) -> Self:
-        """This builder with Ray actor options; they override the class's own, not `configure_worker`'s."""
+        """This builder with Ray actor options; they override the class's own, not `configure_worker`'s.
+
+        Raises:
+            ValueError: One says where a worker is or how long it lives, which is for its group to say.
+        """
+        if taken := [name for name in sorted(GROUP_OPTIONS) if ray_options.get(name) is not None]:
+            raise ValueError(
+                f"{taken[0]}={ray_options[taken[0]]!r} would have no effect: where workers are and how long "
+                "they live is for their group to say, by its cluster, name_prefix=, max_restarts= and so on"
+            )
         other = type(self)(self.worker, *self.args, **self.kwargs)
         other.ray_options = {**self.ray_options, **ray_options}
         return other
