@@ -257,3 +257,33 @@ def test_what_is_committed_is_kept_when_what_it_replaces_cannot_be_released(lost
     assert not failures
     assert generator.receiver.pull().version == directory.latest == 2
     assert_same(generator.model.tensors, weights(1))
+
+
+@pytest.mark.hostile
+def test_a_publisher_that_fails_does_not_wait_for_receivers_that_lag():
+    """Nobody fetches the bucket that the one on its way waits for."""
+    store, raised = InProcessByteStore(), []
+    with WeightDirectory.local() as directory:
+        publisher = WeightPublisher(
+            store, directory=directory, window_bytes=1, bucket_bytes=64, timeout_s=None
+        )
+        number = directory.ask(Record.reserve, ["nobody"], None)
+
+        def failing():
+            yield from ((str(i), torch.ones(16)) for i in range(2))
+            while not store.held:
+                threading.Event().wait(0.001)
+            yield "third", torch.ones(16)
+            raise RuntimeError("the model is gone")
+
+        def publish():
+            try:
+                publisher.publish(failing())
+            except RuntimeError as error:
+                raised.append(str(error))
+
+        thread = threading.Thread(target=publish, daemon=True)
+        thread.start()
+        thread.join(60)
+        assert raised == ["the model is gone"] and not store.held
+        assert "the model is gone" in directory.ask(Record.reason, number)

@@ -5,7 +5,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import SupportsIndex
 
 import torch
@@ -175,7 +175,7 @@ class WeightPublisher(Belonging):
             TransportError: The publisher is another process's, or is publishing in this thread already.
         """
         version = None if version is None else _numbered(version)
-        with self._turn():
+        with self._turn(), ExitStack() as packing:
             taking = Taking(weights, self._selection, sharded=self._sharded, first_part=self._part == 0)
             specs = taking.specs()
             plan = None if specs is None else self._plans.plan(specs, taking.ties)
@@ -185,11 +185,13 @@ class WeightPublisher(Belonging):
             broadcasts = False
             try:
                 broadcasts = self._begin_broadcast(number)
-                update = self._pack(taking, number, plan, buckets, self._window(broadcasts))
+                update = self._pack(taking, number, plan, buckets, self._window(broadcasts), packing)
             except BaseException as error:
                 if broadcasts:
                     abandon(self._store)
-                if self._teller.abort(number, f"its publisher raised {error!r}"):
+                is_over = self._teller.abort(number, f"its publisher raised {error!r}")
+                packing.close()  # A bucket that waited for receivers waits no longer.
+                if is_over:
                     self._release(buckets)
                 raise
             self._keep_only(update)
@@ -216,6 +218,7 @@ class WeightPublisher(Belonging):
         plan: BucketPlan | None,
         buckets: list[Bucket],
         window_bytes: int | None,
+        packing: ExitStack,
     ) -> WeightUpdate:
         watch, placer = Stopwatch(), Placer(self._bucket_bytes)
 
@@ -230,17 +233,16 @@ class WeightPublisher(Belonging):
         sizes = None if plan is None else plan.bucket_sizes
         overlap = self._teller.streams and (sizes is None or len(sizes) > 1)
         packer = Packer(placer, self._rooms, send, self._bucket_bytes, sizes=sizes, overlap=overlap)
-        try:
-            with watch.measure("gather"):
-                packer.add_all(taking)
-                packer.finish()
-            if not placer.entries and self._parts == 1:
-                raise ValueError("there is no tensor to publish")
-            taking.check()  # While the last bucket is sent.
-            with watch.measure("gather"):
-                packer.await_sent()
-        finally:
-            packer.close()
+        packing.callback(packer.close)
+        with watch.measure("gather"):
+            packer.add_all(taking)
+            packer.finish()
+        if not placer.entries and self._parts == 1:
+            raise ValueError("there is no tensor to publish")
+        taking.check()  # While the last bucket is sent.
+        with watch.measure("gather"):
+            packer.await_sent()
+        packing.close()
         return self._teller.finish(number, plan or placer.plan(), buckets, watch, packer.waited_s)
 
     def release(self) -> None:
