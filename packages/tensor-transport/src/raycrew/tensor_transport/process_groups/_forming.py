@@ -44,12 +44,16 @@ def form_group(
     places = [(group, rank) for group in peers.values() for rank in ranks_of(group)]
     calls: dict[str, PeerResults] = {}
     failures: dict[str, Exception] = {}
-    for (group, rank), invitation in zip(places, host.open(), strict=True):
-        try:
-            calls[invitation.member] = group.on(ranks=[rank]).call(method, invitation)
-        except Exception as error:  # noqa: BLE001 - raised when all have been called
-            failures[invitation.member] = error
-    results = _answers(host, calls, deadline, failures)
+    try:
+        for (group, rank), invitation in zip(places, host.open(), strict=True):
+            try:
+                calls[invitation.member] = group.on(ranks=[rank]).call(method, invitation)
+            except Exception as error:  # noqa: BLE001 - raised when all have been called
+                failures[invitation.member] = error
+        results = _answers(host, calls, deadline, failures)
+    except BaseException:
+        host.end("whoever formed it was interrupted")
+        raise
     _raise_first(failures)
     return [result for member in host.members for result in results[member]]
 
@@ -79,9 +83,6 @@ def _answers(
     pool = ThreadPoolExecutor(max(1, len(calls)), thread_name_prefix="form-group")
     try:
         return dict(zip(calls, pool.map(answer, calls), strict=True))
-    except BaseException:
-        host.end("whoever formed it was interrupted")
-        raise
     finally:
         pool.shutdown(wait=False)
 

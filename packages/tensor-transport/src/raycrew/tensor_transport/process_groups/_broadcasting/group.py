@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Literal
 
 import torch
@@ -157,15 +158,15 @@ class CollectiveGroup(Belonging):
             if self._closed:
                 return
             self._closed, live = True, list(self._live)
-        self._tell_left()
-        for transfer in live:
-            transfer.stop(self._closed_error)
-        if live:
-            self._party.fabric.end([])
-        self._runner.close()
-        self._party.fabric.close()
-        self._lifeline.close()
-        self._party.board.close()
+        party = self._party
+        with ExitStack() as last:  # Also after an interrupt: the store of a host that is stopped waits long.
+            for end in (party.board.close, self._lifeline.close, party.fabric.close, self._runner.close):
+                last.callback(end)
+            self._tell_left()
+            for transfer in live:
+                transfer.stop(self._closed_error)
+            if live:
+                party.fabric.end([])
 
     def _begin(
         self,
