@@ -15,6 +15,7 @@ from raycrew.tensor_transport import (
     NoTransportError,
     RouteStore,
     StaleVersionError,
+    TransportClosedError,
     TransportError,
     TransportTimeoutError,
     UpdateAbortedError,
@@ -28,6 +29,7 @@ from raycrew.tensor_transport.process_groups import CollectiveGroup
 from raycrew.tensor_transport.testing import LocalPeers, LocalResults
 from raycrew.tensor_transport.transports import SharedMemoryTransport
 from raycrew.tensor_transport.weights._routing import Route
+from raycrew.tensor_transport.weights._routing import store as store_module
 from raycrew.tensor_transport.weights._syncing.session import members_of
 from raycrew.tensor_transport.weights._syncing.synchronisation import Synchronisation
 
@@ -509,3 +511,53 @@ def test_over_tcp_buckets_are_offered_where_other_nodes_reach_this_one(monkeypat
         ticket = ours.put(np.arange(100, dtype=np.uint8))
         assert ticket.kept.key.host == "127.0.0.7"
         assert (theirs.get(ticket) == np.arange(100)).all()
+
+
+class Joined:
+    """A place in a group that nobody else has."""
+
+    def __init__(self):
+        self.closed = False
+
+    def available(self):
+        return "it is closed" if self.closed else None
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.mark.hostile
+def test_what_is_joined_while_a_store_is_closed_is_left_again(monkeypatch):
+    group, store = Joined(), RouteStore()
+
+    def join(invitation, timeout_s):
+        store.close()
+        return group
+
+    monkeypatch.setattr(store_module, "join_group", join)
+    with pytest.raises(TransportClosedError):
+        store.join(Route("key", "gloo", "shared_memory", "", invitations=(None,)))
+    assert group.closed and store.key == ""
+
+
+@pytest.mark.hostile
+def test_of_two_routes_that_are_joined_at_once_one_is_left_again(monkeypatch):
+    groups, routes = (
+        [Joined(), Joined()],
+        [Route(key, "gloo", "shared_memory", "", invitations=(None,)) for key in ("first", "second")],
+    )
+
+    def join(invitation, timeout_s):
+        if len(groups) == 2:
+            later = groups.pop()
+            store.join(routes[1])
+            assert store.key == "second"
+            return later
+        return groups[0]
+
+    monkeypatch.setattr(store_module, "join_group", join)
+    with RouteStore() as store:
+        first = groups[1]
+        assert store.join(routes[0]).key == store.key == "first"
+        assert groups[0].closed and not first.closed
+    assert first.closed

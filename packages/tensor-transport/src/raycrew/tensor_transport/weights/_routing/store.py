@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -108,8 +108,7 @@ class RouteStore(Closing):
             GroupError: Not all members joined, or one died meanwhile.
             TransportClosedError: This store is closed.
         """
-        if self._closed:
-            raise TransportClosedError("this RouteStore is closed")
+        self._check_open()
         if route is not None:
             device = _own_device(route)
             self.abandon()
@@ -118,13 +117,24 @@ class RouteStore(Closing):
                 for invitation in route.invitations:
                     joined.append(join_group(invitation, timeout_s=route.timeout_s))
                     failed.callback(joined[-1].close)
+                others = self._take(route, joined, device)
                 failed.pop_all()
-            with self._lock:
-                self._route, self._groups, self._device = route, tuple(joined), device
-                self._turns[route.key] = [0] * len(joined)
-                for key in list(self._turns)[:-_REMEMBERED]:
-                    del self._turns[key]
+            for group in others:
+                group.close()
         return Place(member_facts(), self.key)
+
+    def _take(
+        self, route: Route, groups: Sequence[CollectiveGroup], device: torch.device
+    ) -> tuple[CollectiveGroup, ...]:
+        """Go over a route from now on; the groups of one that was joined meanwhile."""
+        with self._lock:
+            self._check_open()
+            others, self._groups = self._groups, tuple(groups)
+            self._route, self._device = route, device
+            self._turns[route.key] = [0] * len(groups)
+            for key in list(self._turns)[:-_REMEMBERED]:
+                del self._turns[key]
+        return others
 
     def begin(self, key: str, timeout_s: float | None = None) -> bool:
         """A version begins, which receivers of a route take while it is put; "" where nobody does.
@@ -203,7 +213,8 @@ class RouteStore(Closing):
 
     def close(self) -> None:
         """Leave the route, and close the transports that were made here; idempotent."""
-        self._closed = True
+        with self._lock:  # Nothing is joined or made any more.
+            self._closed = True
         self.abandon()
         while self._made:
             if (made := self._made.popitem()[1]) is not None:
@@ -254,9 +265,12 @@ class RouteStore(Closing):
                 self._stores[place] = as_store(self._given.get(name) or self._make(name), self._device)
             return self._stores[place]
 
-    def _make(self, name: str) -> PullTransport | None:
+    def _check_open(self) -> None:
         if self._closed:
             raise TransportClosedError("this RouteStore is closed")
+
+    def _make(self, name: str) -> PullTransport | None:
+        self._check_open()
         if name not in _MADE:
             raise TransportError(f"{name} keeps no buckets; {', '.join(_MADE)} do")
         if name not in self._made:
