@@ -89,6 +89,7 @@ def test_defaults_are_good_and_fixed():
         ({"port_range": (1, 70000)}, ValueError, "port_range"),
         ({"port_range": 8000}, TypeError, "port_range"),
         ({"port_range": (0, 8000)}, ValueError, "port_range"),
+        ({"port_range": (1023, 8000)}, ValueError, "port_range is 1023; it has to be at least 1024"),
         ({"port_range": (8000.5, 9000)}, TypeError, "port_range"),
         ({"port_range": (8000, 8500, 9000)}, TypeError, "port_range"),
         ({"max_restarts": 1.5}, TypeError, "max_restarts is a whole number"),
@@ -122,7 +123,7 @@ def test_bad_options_are_refused_before_anything_is_started(group_class, options
 
 def test_the_bounds_themselves_are_allowed():
     bounds = {
-        "port_range": (1, 65535),
+        "port_range": (1024, 65535),
         "ports_per_worker": 0,
         "max_restarts": 0,
         "init_timeout_s": 1e-9,

@@ -171,7 +171,7 @@ def _check_ports(port_range: Any) -> None:
     if not isinstance(port_range, Sequence) or len(port_range) != 2:
         raise TypeError(f"port_range is the first and the last port, not {port_range!r}")
     for port in port_range:
-        _check_number("port_range", port, 1, whole=True)
+        _check_number("port_range", port, 1024, whole=True)  # as `lease_ports` has it, in a worker
     first, last = port_range
     if not first <= last <= 65535:
         raise ValueError(f"port_range is {port_range!r}; the first is at most the last, that at most 65535")
