@@ -5,7 +5,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "generation"))  # the library of generators
 
-from grpo.main import main
+from raycrew.worker_groups import heavy_imports
+
+with heavy_imports():
+    from grpo.main import main
 
 if __name__ == "__main__":
     sys.exit(main())
