@@ -1,6 +1,9 @@
 import asyncio
 import inspect
 import math
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -333,6 +336,21 @@ def test_one_worker_is_told_of_as_one():
         assert group.startup.table().title.plain.startswith("start of Counter: 1 worker in ")
         with pytest.raises(ValueError, match="'Counter' has 1 worker, and would have 0"):
             group.remove_workers()
+
+
+def test_a_group_that_nobody_ends_says_nothing_at_the_end_of_the_interpreter():
+    program = """
+from raycrew.cluster_core.testing import FakeCluster
+from raycrew.worker_groups.testing import InProcessGroup
+class Worker: pass
+InProcessGroup(FakeCluster([2]), Worker)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        env=environment, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_an_end_may_take_as_long_as_it_takes(cluster):

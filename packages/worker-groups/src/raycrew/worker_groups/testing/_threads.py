@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -134,7 +135,8 @@ class Threads:
     def end(self, timeout_s: float, force: bool) -> Ended:
         """A thread can't be killed: what still runs after its time goes on, and is not waited for."""
         if not force and not self.ended:
-            wait([worker.thread.submit(nothing) for worker in self.workers], timeout_s)
+            with suppress(RuntimeError):  # at the end of the interpreter threads take nothing any more
+                wait([worker.thread.submit(nothing) for worker in self.workers], timeout_s)
         self.ended = True
         for worker in self.workers:
             worker.thread.shutdown(wait=False, cancel_futures=True)
