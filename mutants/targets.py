@@ -219,6 +219,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "_bytes/codec": ("bytes/test_codec.py",),
         "_bytes/gone": ("bytes/test_gone.py",),
         "_bytes/folding": ("bytes/test_fold.py",),
+        "_bytes/pickling": ("weights/update/test_manifest.py",),
         "_columns/encoding/checksums": (
             "columns/test_row_checksums.py",
             "columns/test_iterating.py",

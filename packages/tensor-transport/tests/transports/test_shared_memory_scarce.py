@@ -68,20 +68,21 @@ def opened(path):
 
 
 @contextmanager
-def descriptors_left(count):
-    """Take all but some; nobody else may take any."""
+def descriptors_left(count, *, low=True):
+    """Take all but some, of the lowest numbers or of the highest; nobody else may take any."""
     held = []
     try:
         while True:
             held.append(os.dup(0))
     except OSError as error:
         assert error.errno == errno.EMFILE
+    left = held[:count] if low else held[len(held) - count :]
     try:
-        for fd in held[:count]:
+        for fd in left:
             os.close(fd)
         yield
     finally:
-        for fd in held[count:]:
+        for fd in set(held).difference(left):
             os.close(fd)
 
 
@@ -91,15 +92,18 @@ def test_mappings_that_are_kept_take_no_descriptors(pair, offers):
     assert len(descriptors()) == before
 
 
-@pytest.mark.parametrize("left", [1, 2, 3])
-def test_whoever_can_open_one_file_can_pull_and_map(pair, offers, left):
+@pytest.mark.parametrize("low", [True, False])
+@pytest.mark.parametrize("left", [1, 2, 3, 10])
+def test_whoever_can_open_one_file_can_pull_and_map(pair, offers, left, low):
     def child():
         resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
-        with descriptors_left(left):
+        with descriptors_left(left, low=low):
             found = [pulled(pair[1], offer) for offer in offers]
+            before = len(descriptors())
             views = [pair[1].map(offer) for offer in offers]
             seen = [set(view.tolist()) for view in views]
             assert not any(view.flags.writeable for view in views)
+            assert low or len(descriptors()) == before
         return found == seen == [{value} for value in range(COUNT)]
 
     assert in_a_child(child)

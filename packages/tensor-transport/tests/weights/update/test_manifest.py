@@ -61,6 +61,31 @@ def test_whatever_differs_between_two_plans_is_in_their_digests(entry):
     assert pickle.loads(pickle.dumps(PLAN)).digest == BucketPlan((WHOLE, PIECE), (6, 3)).digest
 
 
+@pytest.mark.parametrize("name", ["", "a.b", 'quo"te\\', "Gewicht \u00e4\u1e9e\U0001f9ea", "\ud800"])
+def test_a_plan_arrives_as_it_was_sent(name):
+    entries = (
+        TensorEntry(name, "uint8", (), 0, 0, 1),
+        TensorEntry("empty", "int8", torch.Size([0, 3]), 0, 2**40, 0),
+        TensorEntry("piece", "int64", (1,), 1, 0, 8, (0,), (2,)),
+    )
+    for plan in (BucketPlan(entries, (2**41, 8)), BucketPlan((), ()), BucketPlan((), (3,))):
+        sent = pickle.loads(pickle.dumps(plan))
+        assert sent == plan and sent.digest == plan.digest and sent.by_bucket == plan.by_bucket
+        assert all(type(entry.shape) is tuple for entry in sent.tensors)
+
+
+def test_a_plan_that_was_changed_on_its_way_has_another_digest():
+    sent = pickle.dumps(PLAN)
+    changed = sent.replace(b"int16", b"int32")
+    assert changed != sent and pickle.loads(changed).digest != PLAN.digest
+
+
+def test_small_values_are_pickled_as_their_fields():
+    for value in (WHOLE, PIECE, Bucket(("a", 1), 3, None)):
+        sent = pickle.loads(pickle.dumps(value))
+        assert sent == value and type(sent) is type(value)
+
+
 @pytest.mark.parametrize(
     "change",
     [

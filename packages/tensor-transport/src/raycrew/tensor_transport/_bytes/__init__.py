@@ -31,6 +31,7 @@ from raycrew.tensor_transport._bytes.memory import (
     tensor_over,
     unlocked,
 )
+from raycrew.tensor_transport._bytes.pickling import ByFields
 from raycrew.tensor_transport._bytes.safetensors import (
     SAFETENSORS_DTYPES,
     Entry,
@@ -75,6 +76,7 @@ __all__ = [
     "ArenaReader",
     "ArenaSession",
     "Belonging",
+    "ByFields",
     "Closing",
     "Encoded",
     "Entry",

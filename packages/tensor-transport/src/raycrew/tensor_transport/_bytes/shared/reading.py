@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import resource
 import threading
 import weakref
 from collections.abc import Callable
@@ -144,6 +145,7 @@ class ArenaReader(Closing):
             self._file = os.fstat(self._fd)
             self._generation, self._used = self._words(0, 2) if self._file.st_size > HEADER_BYTES else (0, 0)
             self._map = maps.find(path, self._file)
+            self._lent: Lease | None = None
         except BaseException:
             os.close(self._fd)
             raise
@@ -194,7 +196,7 @@ class ArenaReader(Closing):
     def view(self, run: Run) -> Bytes:
         """Bytes in place, read-only; the lease goes with the last of them.
 
-        Where there is no room for one more mapping, or descriptor, they are a copy.
+        Where there is no room for one more mapping, or few descriptors are left, they are a copy.
         """
         self._check()
         lease = _LEASES.find(self.path, self._generation)
@@ -205,17 +207,23 @@ class ArenaReader(Closing):
                 if error.errno not in NO_ROOM:
                     raise
                 return self._copy(run)
-            lease = _LEASES.share(self.path, self._generation, made)
+            lease, self._lent = _LEASES.share(self.path, self._generation, made), made
         return np.asarray(_Leased(lease, run))
 
     def close(self) -> None:
         """End this lease."""
         self._map = None
+        if self._lent is not None:  # The descriptor is its own.
+            self._lent = None
+            return
         self._maps.end_lease(self._fd, self.path, self._file)
 
     def _lease(self) -> Lease:
+        if self._fd > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
+            raise OSError(errno.EMFILE, "half of the descriptors are taken: the others are not for leases")
+        os.close(os.dup(self._fd))  # Nor is the last one, which the next reader needs.
         mapped = self._map if self._map is not None else self._maps.make(self.path, self._fd, self._file)
-        return Lease(mapped, os.dup(self._fd), self.path, self._file, self._maps)
+        return Lease(mapped, self._fd, self.path, self._file, self._maps)
 
     def _copy(self, run: Run) -> Bytes:
         copy = np.empty(run.size_bytes, np.uint8)

@@ -6,6 +6,7 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
+from raycrew.tensor_transport._bytes import ByFields
 from raycrew.tensor_transport.protocols import Bytes
 from raycrew.tensor_transport.transports._interface.transfer import Transfer
 
@@ -38,7 +39,7 @@ class Capabilities:
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(ByFields):
     """A process, so that neither a reused pid nor another machine or container is taken for it.
 
     Attributes:
@@ -61,7 +62,7 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(ByFields):
     """Bytes that others may pull; small and picklable.
 
     Attributes:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from raycrew.tensor_transport._bytes import ByFields
 from raycrew.tensor_transport.weights._directory.ballots import Ballots
 from raycrew.tensor_transport.weights._update import (
     Bucket,
@@ -75,7 +76,7 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
-class Announced:
+class Announced(ByFields):
     """A bucket that can be fetched; `entries` where there was no plan before; `place` among all parts'."""
 
     part: int

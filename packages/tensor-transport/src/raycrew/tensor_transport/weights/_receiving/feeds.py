@@ -44,6 +44,11 @@ class UpdateFeed:
         """Whether there are no more buckets."""
         return self._index == len(self._update.buckets)
 
+    @property
+    def is_at_hand(self) -> bool:
+        """All of it is."""
+        return True
+
     def next(self, timeout_s: float | None) -> Parcel | None:  # noqa: ARG002
         """The next bucket."""
         index, count = self._index, len(self._update.buckets)
@@ -131,7 +136,8 @@ class DirectoryFeed:
             entries = None if plan is None or entries is None else entries + list(plan.tensors)
         schema = None
         if entries is not None:
-            schema = {name: what for plan in self._plans if plan for name, what in plan.schema.items()}
+            schemas = [plan.schema for plan in self._plans if plan]
+            schema = schemas[0] if len(schemas) == 1 else {n: what for s in schemas for n, what in s.items()}
         return Heading(self._version, offer.publisher, offer.bases, entries, schema, offer.is_vote)
 
     def check(self) -> None:
@@ -148,6 +154,11 @@ class DirectoryFeed:
     def is_over(self) -> bool:
         """Whether all buckets of a complete version were handed out."""
         return self._done and not self._waiting
+
+    @property
+    def is_at_hand(self) -> bool:
+        """Whether the next bucket of a complete version is: of others, what is had is said, and answered."""
+        return self._done and bool(self._waiting)
 
     def next(self, timeout_s: float | None) -> Parcel | None:
         """The next bucket of any part, as soon as it was put."""

@@ -66,6 +66,11 @@ class Feed(Protocol):
         """Whether `next` is known to give no more buckets: then it waits for nothing."""
         ...
 
+    @property
+    def is_at_hand(self) -> bool:
+        """Whether `next` is known to wait for nothing."""
+        ...
+
     def next(self, timeout_s: float | None) -> Parcel | None:
         """The next bucket, None after the last one."""
         ...
@@ -119,12 +124,16 @@ class Fetcher:
         store: Where they are.
         borrow: Hand out the store's own memory.
         verify: Compare checksums.
+
+    Attributes:
+        takes_no_time: A bucket is neither copied nor looked at: no thread is worth it.
     """
 
     def __init__(self, store: ByteStore, *, borrow: bool, verify: bool) -> None:
         self._store = store
         self._borrow = borrow
         self._verify = verify
+        self.takes_no_time = borrow and not verify and bool(getattr(store, "shares_memory", False))
 
     def fetch(self, version: int, parcel: Parcel, timeout_s: float | None) -> Fetched:
         """One bucket, verified.
@@ -165,7 +174,7 @@ class Stream:
         self._deadline = deadline
 
     def __iter__(self) -> Iterator[Fetched]:
-        """The buckets; the next one is fetched while the current one is used, in a thread if there is one."""
+        """The buckets; the next one is fetched while the current one is used, unless that takes no time."""
         pool: ThreadPoolExecutor | None = None
         try:
             found = self._awaited(self._next)
@@ -175,6 +184,10 @@ class Stream:
                     self._next()  # Says that all of it was had, before it is loaded.
                     yield found
                     return
+                if self._fetcher.takes_no_time and self._feed.is_at_hand:
+                    yield found
+                    found = self._awaited(self._next)
+                    continue
                 pool = pool or ThreadPoolExecutor(1, thread_name_prefix="weight-fetch")
                 pending = pool.submit(self._next)
                 yield found

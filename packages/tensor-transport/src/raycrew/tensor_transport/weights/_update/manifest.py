@@ -3,12 +3,15 @@
 import dataclasses
 import functools
 import hashlib
+import json
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from raycrew.tensor_transport._bytes import ByFields
 from raycrew.tensor_transport.errors import ManifestMismatchError, WeightUpdateError
 from raycrew.tensor_transport.weights._update.spans import Span
 
@@ -17,7 +20,7 @@ Schema = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
-class TensorEntry:
+class TensorEntry(ByFields):
     """One named tensor, or a piece of one: `size_bytes` bytes at `offset` of bucket `bucket`.
 
     Tied tensors share a place. A piece begins at `start` of a tensor of shape `whole`.
@@ -48,8 +51,11 @@ class TensorEntry:
         return raw.view(getattr(torch, self.dtype)).reshape(self.shape)
 
 
+_FIELDS = operator.attrgetter(*TensorEntry.__slots__)
+
+
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class Bucket(ByFields):
     """One run of bytes in a store.
 
     Attributes:
@@ -71,15 +77,17 @@ class BucketPlan:
     bucket_sizes: tuple[int, ...]
 
     @functools.cached_property
+    def columns(self) -> bytes:
+        """All of it as bytes, as it is sent: equal plans have the same ones."""
+        return json.dumps([self.bucket_sizes, *zip(*map(_FIELDS, self.tensors), strict=True)]).encode()
+
+    @functools.cached_property
     def digest(self) -> str:
         """Of names, dtypes, shapes, pieces and places."""
-        head = hashlib.blake2b(repr(self.bucket_sizes).encode(), digest_size=16)
-        for entry in self.tensors:
-            head.update(repr(dataclasses.astuple(entry)).encode() if entry.is_piece else _plain(entry))
-        return head.hexdigest()
+        return hashlib.blake2b(self.columns, digest_size=16).hexdigest()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return BucketPlan, (self.tensors, self.bucket_sizes)  # Whoever gets it makes the digest anew.
+        return _plan_of, (self.columns,)  # Whoever gets it makes the digest anew.
 
     @functools.cached_property
     def schema(self) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -93,6 +101,17 @@ class BucketPlan:
         for entry in self.tensors:
             found[entry.bucket].append(entry)
         return tuple(map(tuple, found))
+
+
+def _plan_of(columns: bytes) -> BucketPlan:
+    bucket_sizes, *fields = json.loads(columns)
+    entries = [
+        TensorEntry(name, dtype, tuple(shape), bucket, offset, size_bytes, tuple(start), tuple(whole))
+        for name, dtype, shape, bucket, offset, size_bytes, start, whole in zip(*fields, strict=True)
+    ]
+    plan = BucketPlan(tuple(entries), tuple(bucket_sizes))
+    vars(plan)["columns"] = columns
+    return plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,11 +282,6 @@ def joined_name(publishers: Sequence[str]) -> str:
     if len(publishers) == 1:
         return publishers[0]
     return hashlib.blake2b("+".join(publishers).encode(), digest_size=16).hexdigest()
-
-
-def _plain(entry: TensorEntry) -> bytes:
-    place = (entry.bucket, entry.offset, entry.size_bytes)
-    return f"{entry.name!r}{entry.dtype}{entry.shape}{place}".encode()
 
 
 def _describe(entry: tuple[str, tuple[int, ...]]) -> str:

@@ -75,7 +75,7 @@ def check_cover(entries: Iterable[TensorEntry], version: int) -> None:
     whole: set[str] = set()
     pieces: dict[str, list[TensorEntry]] = {}
     for entry in entries:
-        if entry.is_piece:
+        if entry.whole:
             pieces.setdefault(entry.name, []).append(entry)
         elif entry.name in whole:
             raise ManifestMismatchError(
