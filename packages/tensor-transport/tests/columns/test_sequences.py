@@ -80,7 +80,7 @@ def test_outputs_of_a_model_come_back_as_rows(batch):
     extra=st.integers(0, 2),
     multiple=st.integers(1, 4),
     side=st.sampled_from(["left", "right"]),
-    dtype=st.sampled_from([torch.int64, torch.bfloat16, torch.float8_e4m3fn, torch.bool]),
+    dtype=st.sampled_from([torch.int64, torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.uint16]),
     inner=st.sampled_from([(), (2,)]),
 )
 def test_there_and_back_bit_by_bit(lengths, extra, multiple, side, dtype, inner):

@@ -164,6 +164,14 @@ def test_8_bit_floats_are_padded():
     assert padded.dtype == torch.float8_e4m3fn and padded.float().tolist() == [[2, 1], [1, 1]]
 
 
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+def test_unsigned_numbers_are_padded(dtype):
+    most = torch.iinfo(dtype).max
+    rows = RaggedTensor(torch.full((3,), most, dtype=dtype), [1, 2])
+    padded = rows.to_padded(most - 1)
+    assert padded.dtype == dtype and padded.tolist() == [[most, most - 1], [most, most]]
+
+
 @given(st.tuples(st.integers(0, 3), st.integers(1, 3)), st.tuples(st.integers(0, 3), st.integers(0, 3)))
 def test_a_tensor_is_padded_in_each_dimension_on_its_side(shape, more):
     tensor = torch.arange(shape[0] * shape[1]).reshape(shape)

@@ -128,6 +128,11 @@ def padded_to(
     return padded
 
 
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """A view whose elements can be assigned by mask: 8-bit floating-point dtypes have no such operation."""
-    return tensor.view(torch.uint8) if tensor.is_floating_point() and tensor.itemsize == 1 else tensor
+    """A view whose elements can be assigned by mask: some dtypes have no such operation of their own."""
+    if tensor.is_floating_point() and tensor.itemsize == 1:
+        return tensor.view(torch.uint8)
+    return tensor.view(_SIGNED[tensor.dtype]) if tensor.dtype in _SIGNED else tensor
