@@ -99,6 +99,22 @@ def test_versions_begin_at_1(store, directed):
     assert len(store.held) == 1
 
 
+@pytest.mark.hostile
+@pytest.mark.parametrize("kind", [np.int64, torch.tensor])
+def test_receivers_take_the_numbers_that_rows_are_tagged_with(store, kind):
+    directory = WeightDirectory.local(keep=2)
+    publisher, loaded = WeightPublisher(store, directory=directory), {}
+    for value in range(3):
+        publisher.publish({"a": torch.full((2,), float(value))})
+    receiver = WeightReceiver(loaded.update, store=store, directory=directory)
+    assert receiver.pull(kind(2)).version == receiver.version == 2
+    assert receiver.prepare(kind(3)).version == receiver.apply(kind(3)).version == 3
+    assert loaded["a"].tolist() == [2.0, 2.0] and type(receiver.version) is int
+    for version in ("3", 3.0, None):
+        with pytest.raises(TypeError):
+            receiver.apply(version)
+
+
 def test_a_number_within_an_update_is_said_to_be_that_of_sync_weights():
     record = Record()
     author = Author(record)

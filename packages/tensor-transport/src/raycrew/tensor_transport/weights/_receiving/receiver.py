@@ -1,11 +1,12 @@
 """The generator's side: which version is held, and how a process comes to another one."""
 
 import contextlib
+import operator
 import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from typing import Literal, overload
+from typing import Literal, SupportsIndex, overload
 
 import torch
 
@@ -166,7 +167,9 @@ class WeightReceiver(Belonging):
             version = join_updates([version])
         return self._applier.held.check(version)
 
-    def apply(self, update: WeightUpdate | int, *, timeout_s: float | None = 600.0) -> WeightReceipt:
+    def apply(
+        self, update: WeightUpdate | SupportsIndex, *, timeout_s: float | None = 600.0
+    ) -> WeightReceipt:
         """Fetch, verify and load one update; holding it already is a success that moves nothing.
 
         A version that is given by its number, and that `sync_weights` began, is decided by the directory:
@@ -190,10 +193,11 @@ class WeightReceiver(Belonging):
             TransportClosedError: The receiver is closed.
             TransportError: The receiver is another process's, or `load` called this.
         """
-        with self._transaction(update if isinstance(update, int) else update.version):
-            return self._applier.apply(update, timeout_s)
+        told = update if isinstance(update, WeightUpdate | int) else operator.index(update)
+        with self._transaction(told if isinstance(told, int) else told.version):
+            return self._applier.apply(told, timeout_s)
 
-    def prepare(self, version: int, *, timeout_s: float | None = 600.0) -> WeightReceipt:
+    def prepare(self, version: SupportsIndex, *, timeout_s: float | None = 600.0) -> WeightReceipt:
         """Fetch and verify a version while it is being published; `apply(version)` then only loads it.
 
         The weights are not touched, so generation may go on. It takes memory for the whole update, unless the
@@ -203,13 +207,14 @@ class WeightReceiver(Belonging):
         Raises:
             WeightUpdateError: As `apply`.
         """
-        with self._transaction(version):
-            return self._applier.prepare(version, timeout_s)
+        number = version if isinstance(version, int) else operator.index(version)
+        with self._transaction(number):
+            return self._applier.prepare(number, timeout_s)
 
     @overload
     def pull(
         self,
-        version: int | None = None,
+        version: SupportsIndex | None = None,
         *,
         timeout_s: float | None = 600.0,
         missing_ok: Literal[False] = False,
@@ -221,7 +226,11 @@ class WeightReceiver(Belonging):
     ) -> WeightReceipt | None: ...
 
     def pull(
-        self, version: int | None = None, *, timeout_s: float | None = 600.0, missing_ok: bool = False
+        self,
+        version: SupportsIndex | None = None,
+        *,
+        timeout_s: float | None = 600.0,
+        missing_ok: bool = False,
     ) -> WeightReceipt | None:
         """Come to a version of the directory, the latest unless given, with all those it has to be added to.
 
@@ -242,10 +251,11 @@ class WeightReceiver(Belonging):
         """
         if missing_ok and version is not None:
             raise ValueError(f"missing_ok= is for the latest version: version {version} was asked for")
+        number = None if version is None else operator.index(version)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._check_usable()
         while True:
-            chain = self._chain(version, missing_ok)
+            chain = self._chain(number, missing_ok)
             if chain is None:
                 return None
             try:
@@ -253,7 +263,7 @@ class WeightReceiver(Belonging):
             except BucketFetchError:
                 latest = self._member.directory.latest
                 is_gone = latest is None and not (missing_ok and self.intact)
-                if version is not None or is_gone or latest == chain[-1]:
+                if number is not None or is_gone or latest == chain[-1]:
                     raise
 
     def close(self) -> None:
