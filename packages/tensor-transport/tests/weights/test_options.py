@@ -67,6 +67,17 @@ def test_names_are_not_looked_for_in_one_text_nor_in_what_is_used_up(store, name
         next(gather_weights(weights(), select=names))
 
 
+@pytest.mark.hostile
+@pytest.mark.parametrize("rename", [{"a": "b"}, {"x": "b"}, {"x": "a"}, {"b": "x"}])
+@pytest.mark.parametrize("order", ["xab", "axb", "abx"])
+def test_of_tied_tensors_too_no_two_are_given_one_name(store, rename, order):
+    tied = torch.ones(3)
+    state = {name: torch.zeros(3) if name == "x" else tied for name in order}
+    with pytest.raises(ValueError, match=r"the name .* comes twice"):
+        WeightPublisher(store, rename=rename).publish(state)
+    assert not store.held
+
+
 def test_a_tensor_is_replaced_by_its_quantised_form_and_scale(store):
     def quantise(name, tensor):
         if not name.endswith("weight"):

@@ -44,7 +44,7 @@ class Placer:
         Raises:
             ValueError: The name comes twice.
         """
-        if spec.name in self.entries:
+        if spec.name in self.entries or (twin is not None and twin not in self.entries):
             raise ValueError(f"the name {spec.name!r} comes twice")
         if twin is not None:
             entry = dataclasses.replace(self.entries[twin], name=spec.name)
