@@ -3,6 +3,7 @@
 import inspect
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -561,3 +562,30 @@ def test_of_two_routes_that_are_joined_at_once_one_is_left_again(monkeypatch):
         assert store.join(routes[0]).key == store.key == "first"
         assert groups[0].closed and not first.closed
     assert first.closed
+
+
+@pytest.mark.hostile
+def test_who_joins_hears_at_once_of_an_interrupt_of_whoever_waits(crew):
+    heard, joined = [], threading.Barrier(len(crew.generators) + 1, timeout=TIMEOUT_S)
+    stores = [generator.store for generator in crew.generators]
+
+    def join(store, told):
+        try:
+            return store.join(told)
+        except TransportError as error:
+            heard.append(str(error))
+            joined.wait()
+            raise
+
+    def interrupted(told):
+        if told is not None:
+            raise KeyboardInterrupt
+        return crew.trainers[0].store.join(None)
+
+    for generator, store in zip(crew.generators, stores, strict=True):
+        generator.join_route = partial(join, store)
+    crew.trainers[0].join_route = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        crew.sync(1)
+    joined.wait()
+    assert all("whoever waited for them was interrupted" in text for text in heard), heard

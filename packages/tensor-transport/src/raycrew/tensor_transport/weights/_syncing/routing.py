@@ -181,6 +181,12 @@ class WeightRoute(Closing):
         while self._hosts:
             self._hosts.pop().close()
 
+    def _give_up(self, why: str) -> None:
+        """Have those that join hear by the end of their groups that not all will."""
+        self.forget()
+        for host in self._hosts:
+            host.end(why)
+
     def _ask(
         self, peers: Mapping[str, Member], told: Callable[[str], Route | None], deadline: float | None
     ) -> dict[str, Place]:
@@ -191,15 +197,17 @@ class WeightRoute(Closing):
         first: list[str] = []
 
         def fail(number: int, error: Exception) -> None:
-            """Others hear by the end of their groups, before their deadline, of a member that won't come."""
+            """Others hear, before their deadline, of a member that won't come."""
             first.append(names[number])
-            self.forget()
-            for host in self._hosts:
-                host.end(f"{names[number]} did not join: {error}")
+            self._give_up(f"{names[number]} did not join: {error}")
 
         calls = ThreadedCalls(members, self._method, lambda i: (told(names[i]),), left_s, fail)
-        calls.start()
-        found = {names[i]: outcome for i, outcome in calls.outcomes()}
+        try:
+            calls.start()
+            found = {names[i]: outcome for i, outcome in calls.outcomes()}
+        except BaseException:
+            self._give_up("whoever waited for them was interrupted")
+            raise
         _raise_first({n: found[n] for n in (*first, *names) if isinstance(found[n], Exception)})
         strange = {name: p for name, p in found.items() if not isinstance(p, Place | None)}
         if strange or all(found[name] is None for name in names):
