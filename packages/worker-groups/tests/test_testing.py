@@ -329,6 +329,22 @@ def test_an_end_after_a_time_that_is_none_is_refused_before_anything_is_done(clu
         assert group.call(Counter.count).get_results() == [1] * 4
 
 
+def test_an_error_that_says_nothing_is_told_by_its_type(cluster):
+    class Silent:
+        def fail(self):
+            raise AssertionError
+
+    with InProcessGroup(cluster, Silent) as group:
+        error = group.on(ranks=[0]).call(Silent.fail).exception()
+    assert "fail raised AssertionError after " in error.message
+
+
+@pytest.mark.parametrize("name", [5, b"policy", ["policy"]])
+def test_a_groups_name_is_a_string(cluster, name):
+    with pytest.raises(TypeError, match="name_prefix is a string, not "):
+        InProcessGroup(cluster, Worker, name_prefix=name)
+
+
 def test_one_worker_is_told_of_as_one():
     with InProcessGroup(FakeCluster([1]), Counter) as group:
         assert repr(group).endswith("Counter, 1 worker)")

@@ -229,8 +229,8 @@ def parts_of(error: WorkerFailureError) -> tuple[WorkerFailureError, ...]:
 
 
 def described(error: BaseException) -> str:
-    """The type of an error, and what it says."""
-    return f"{type(error).__name__}: {words(error)}"
+    """The type of an error, and what it says, if that is anything."""
+    return ": ".join(filter(None, (type(error).__name__, words(error))))
 
 
 def words(error: BaseException) -> str:

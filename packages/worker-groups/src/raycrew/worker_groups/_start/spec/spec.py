@@ -84,6 +84,9 @@ class GroupSpec:
         forwarded: Variables of the driver that the policy forwards, as they were when the group was made.
         secrets: Values of the secrets that the options name.
         transport: The one that the options ask for.
+
+    Raises:
+        TypeError: The name is no string.
     """
 
     name: str
@@ -95,6 +98,10 @@ class GroupSpec:
     forwarded: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
     transport: ArgumentTransport | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise TypeError(f"name_prefix is a string, not {self.name!r}")
 
 
 def check_init(
