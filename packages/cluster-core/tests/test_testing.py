@@ -83,6 +83,12 @@ def test_a_fake_of_which_nothing_is_said_has_two_bundles_of_one_cpu():
     assert [bundle.resources for bundle in FakeCluster().bundles] == [{"CPU": 1.0}] * 2
 
 
+@pytest.mark.parametrize("counts", [[-1], [0], [], [2, -1], [1.5], [True]])
+def test_counts_that_no_cluster_can_have_are_refused(counts):
+    with pytest.raises((ValueError, TypeError), match="bundle count"):
+        FakeCluster(counts)
+
+
 def test_bundles_without_cpus_have_none():
     cluster = FakeCluster([1], use_gpus=True, cpus_per_bundle=0)
     assert [bundle.resources for bundle in cluster.bundles] == [{"GPU": 1.0}]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from raycrew.cluster_core._placement import LedgerClaim, SlotLedger
-from raycrew.cluster_core._planning import Bundle, BundleSpec, Rendezvous, spread_specs
+from raycrew.cluster_core._planning import Bundle, BundleSpec, Rendezvous, check_counts, spread_specs
 from raycrew.cluster_core.errors import BundlesOccupiedError, ClusterClosedError
 from raycrew.cluster_core.protocols import Claim, Cluster
 
@@ -24,8 +24,9 @@ class FakeCluster:
             alike: as for `RayVirtualCluster`.
 
     Raises:
-        TypeError: `bundle_specs` has something else in it than `BundleSpec`s.
-        ValueError: It has the wrong length, or a share of a bundle's devices is none that Ray can grant.
+        TypeError: A count is no integer, or `bundle_specs` has something else in it than `BundleSpec`s.
+        ValueError: A count is below 0, or all are 0; `bundle_specs` has the wrong length, or a share of a
+            bundle's devices is none that Ray can grant.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class FakeCluster:
         cpus_per_bundle: float | None = None,
         bundle_specs: BundleSpec | Sequence[BundleSpec | Sequence[BundleSpec]] | None = None,
     ) -> None:
+        check_counts(bundle_ct_per_node_list)
         self.closed = False
         slots = max_colocated_worker_groups
         alike = BundleSpec(cpus=slots if cpus_per_bundle is None else cpus_per_bundle, gpus=int(use_gpus))

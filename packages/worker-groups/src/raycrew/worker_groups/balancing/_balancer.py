@@ -98,7 +98,7 @@ class LoadBalancer(Workload):
             *args: Its positional arguments.
             key: What the strategy goes by, such as a conversation's id; `consistent_hash` needs it.
             timeout: Deadline of the call in seconds.
-            **kwargs: Its keyword arguments.
+            **kwargs: Its keyword arguments. One that it calls `key` or `timeout` is given by position.
 
         Raises:
             TypeError: The key can't be used, or the arguments don't fit the method.
