@@ -180,3 +180,21 @@ def test_what_becomes_of_unused_tensors_is_one_of_two_words():
     with pytest.raises(ValueError, match="unused is 'error' or 'ignore', not 'raise'"):
         plan_reshard(source, target, unused="raise")
     assert plan_reshard(source, target, unused="ignore").size_bytes == 8
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_cast_is_told_by_any_of_the_patterns_that_a_name_matches(order):
+    names = {"norm": ("bfloat16", "float32"), "proj": ("float32", "bfloat16"), "ids": ("int64", "int64")}
+    source, target = (
+        Layout({name: replicated((2,), dtypes[side], [0]) for name, dtypes in names.items()})
+        for side in (0, 1)
+    )
+    casts = [("*", "bfloat16"), ("*norm*", "float32")][::order]
+    moves = {
+        move.tensor: (move.dtype, move.target_dtype)
+        for move in plan_reshard(source, target, casts=dict(casts)).moves()
+    }
+    assert moves == names
+    with pytest.raises(ReshardError, match="'norm' is bfloat16 at the sources and float32 at the targets"):
+        plan_reshard(source, target, casts={"*": "bfloat16"})

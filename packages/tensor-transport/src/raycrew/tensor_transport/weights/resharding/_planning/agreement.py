@@ -39,8 +39,8 @@ def check_agreement(
             f"{name!r} has shape {list(held.shape)} at the sources and {list(wanted.shape)} at the targets",
             tensor=name,
         )
-    named = next((dtype for pattern, dtype in casts if fnmatchcase(name, pattern)), held.dtype)
-    if named != wanted.dtype:
+    named = {dtype for pattern, dtype in casts if fnmatchcase(name, pattern)}
+    if wanted.dtype not in {held.dtype, *named}:
         raise ReshardError(
             f"{name!r} is {held.dtype} at the sources and {wanted.dtype} at the targets; to have it cast, "
             f"name it: casts={{{name!r}: {wanted.dtype!r}}}",

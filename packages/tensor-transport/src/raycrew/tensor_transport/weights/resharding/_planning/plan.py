@@ -146,7 +146,8 @@ def plan_reshard(
     Args:
         source: Who holds what. Names are those of the tensors: `Layout.rename` has them agree.
         target: Who is to hold what.
-        casts: Pattern of names (`fnmatch`) -> dtype of the target, where it differs from the source's.
+        casts: Pattern of names (`fnmatch`) -> dtype of the target, where it differs from the source's; of
+            several patterns that a name matches one has to tell it.
         unused: "error" where a tensor that no target wants is one, "ignore" to leave such out.
         source_nodes: Source rank -> its node.
         target_nodes: Target rank -> its node.
