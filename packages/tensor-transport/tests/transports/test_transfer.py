@@ -70,6 +70,14 @@ def test_a_time_that_threads_cannot_wait_is_none_at_all(endless_s):
         thread.join()
 
 
+def test_a_wait_tells_its_own_time_beside_a_deadline_that_is_not_heeded():
+    transfer = Transfer("a pull", 8, timeout_s=0.01)
+    assert transfer.begin()
+    with pytest.raises(TransportTimeoutError, match=r"goes on after 0\.125 s"):
+        transfer.wait(0.125)
+    transfer.end()
+
+
 def test_a_cancelled_one_ends_when_the_work_heeds_it():
     heeding, go_on = threading.Event(), threading.Event()
 

@@ -114,11 +114,12 @@ class Transfer:
             TransportTimeoutError: It has not ended within `timeout_s`. It goes on.
         """
         left_s, timeout_s = self.guard.left_s(), _limit(timeout_s)
+        rest_s = timeout_s
         if left_s is not None and (timeout_s is None or left_s < timeout_s):
             if not self._ended.wait(left_s):
                 self._end_late()
-            timeout_s = None if timeout_s is None else timeout_s - left_s
-        if not self._ended.wait(timeout_s):
+            rest_s = None if timeout_s is None else timeout_s - left_s
+        if not self._ended.wait(rest_s):
             raise TransportTimeoutError(
                 f"{self._what} goes on after {timeout_s} s: wait again, or cancel() it"
             )
