@@ -162,11 +162,11 @@ class CollectiveGroup(Belonging):
         with ExitStack() as last:  # Also after an interrupt: the store of a host that is stopped waits long.
             for end in (party.board.close, self._lifeline.close, party.fabric.close, self._runner.close):
                 last.callback(end)
-            self._tell_left()
-            for transfer in live:
-                transfer.stop(self._closed_error)
             if live:
-                party.fabric.end([])
+                last.callback(party.fabric.end, [])
+            for transfer in live:
+                last.callback(transfer.stop, self._closed_error)
+            self._tell_left()
 
     def _begin(
         self,
