@@ -7,7 +7,14 @@ import pytest
 import torch
 from batches import assert_same, read_only_copy
 
-from raycrew.tensor_transport import BatchedDataDict, BatchSchemaError, DecodeError, SlicedDataDict
+from raycrew.tensor_transport import (
+    BatchedDataDict,
+    BatchSchemaError,
+    DecodeError,
+    PackedTensor,
+    RaggedTensor,
+    SlicedDataDict,
+)
 
 
 @pytest.fixture
@@ -343,6 +350,25 @@ class TestPickling:
         _, read = self.received(batch)
         _, read_again = self.received(read().slice(1, 5))
         assert_same(read_again(), batch.slice(1, 5))
+
+    @pytest.mark.hostile
+    @pytest.mark.parametrize("how", ["lent", "pickled", "encoded"])
+    @pytest.mark.parametrize("kind", ["tensor", "ragged", "packed"])
+    def test_a_write_to_what_was_sent_on_in_this_process_reaches_no_other_reader(self, how, kind):
+        rows = torch.arange(300_000.0)
+        columns = {"tensor": rows, "ragged": RaggedTensor(rows, [300_000]), "packed": PackedTensor([rows])}
+        _, read = self.received(BatchedDataDict(x=columns[kind]))
+        if how == "pickled":
+            buffers = []
+            payload = pickle.dumps(read(), protocol=5, buffer_callback=buffers.append)
+            twin = pickle.loads(payload, buffers=buffers)
+        else:
+            encoded = read().encode(borrow=how == "lent")
+            twin = BatchedDataDict.decode(encoded.header, encoded.buffers)
+        found = twin["x"] if kind == "tensor" else next(iter(twin["x"]))
+        assert found.equal(rows)
+        found.zero_()
+        assert read() == BatchedDataDict(x=columns[kind])
 
     def test_attributes_travel_along(self, batch):
         batch.micro_batch_indices = [[[0, 6]]]

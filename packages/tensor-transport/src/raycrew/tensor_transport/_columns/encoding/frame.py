@@ -34,7 +34,7 @@ def encode_columns(
             described.append([key, kind.name, None, 0])
         else:
             described.append([key, kind.name, parts[0], len(parts[1])])
-            runs.extend(parts[1])
+            runs.extend(map(_locked, parts[1]) if isinstance(column, Received) else parts[1])
     pickled = 0
     if objects or attributes:
         body, found = dump((objects, dict(attributes)))
@@ -90,6 +90,12 @@ def _column(key: str, kind_name: str, params: Any, runs: Sequence[Bytes], object
             raise DecodeError(f"column {key!r}: no {kind_name} among the pickled objects")
         return objects[key]
     return kind.assemble(params, runs)
+
+
+def _locked(run: Bytes) -> Bytes:
+    """Bytes that others read: whoever decodes them in this process is told so, too."""
+    run.flags.writeable = False
+    return run
 
 
 def _received(column: Any) -> Any:
