@@ -162,3 +162,12 @@ def test_what_cannot_be_compared_is_named_and_any_other_rule_takes_it(answer):
 def test_one_object_for_all_needs_no_comparison():
     value = Vague(np.array([True, False]))
     assert joined([value, value], "same") is value
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(("rule", "dtype"), [("max", torch.uint16), ("sum", torch.float8_e4m3fn)])
+def test_what_torch_has_not_for_a_dtype_is_told_with_its_key(rule, dtype):
+    parts = [{"metrics": {"seen": torch.ones(2).to(dtype)}}] * 2
+    with pytest.raises(BatchSchemaError, match="metadata 'metrics', 'seen' can't be joined by") as caught:
+        join_metadata(parts, rule)
+    assert caught.value.key == "metrics.seen"

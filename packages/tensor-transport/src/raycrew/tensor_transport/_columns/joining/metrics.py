@@ -72,7 +72,10 @@ def _reduced(name: str, path: Path, values: Sequence[Any], rows: Sequence[int]) 
             raise _wrong(name, path, "of one class, dtype and shape", values)
     if isinstance(first, torch.Tensor):
         _check_order(name, path, values, first.is_complex())
-        return _of_tensors(name, torch.stack([value.detach().to(first.device) for value in values]), rows)
+        try:
+            return _of_tensors(name, torch.stack([value.detach().to(first.device) for value in values]), rows)
+        except NotImplementedError as error:
+            raise _wrong(name, path, f"of a dtype for which torch has it ({error})", values) from error
     _check_order(name, path, values, first.dtype.kind == "c")
     return _of_arrays(name, np.stack(values), rows)
 
