@@ -26,7 +26,7 @@ from raycrew.tensor_transport.errors import (
     TransportError,
 )
 from raycrew.tensor_transport.protocols import Bytes
-from raycrew.tensor_transport.transports._choosing import WHY_NOT, start_of, this_process
+from raycrew.tensor_transport.transports._choosing import WHY_NOT, boot_id, start_of, this_process
 from raycrew.tensor_transport.transports._interface import (
     Buffer,
     Capabilities,
@@ -263,7 +263,7 @@ def damaged(offer: Offer) -> DamagedBytesError:
 
 def check_here(offer: Offer) -> None:
     """Raise ShardLostError for an offer of another machine."""
-    if offer.owner.machine != this_process().machine:
+    if offer.owner.machine != boot_id():
         raise lost(offer, f"{offer.transport} does not reach other machines; choose_transport() does")
 
 

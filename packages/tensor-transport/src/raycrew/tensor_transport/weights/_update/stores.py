@@ -126,7 +126,7 @@ def reserve(store: ByteStore, size_bytes: int) -> tuple[Any, torch.Tensor] | Non
 
 def get_tensor(store: ByteStore, ticket: Any, timeout_s: float | None = None) -> torch.Tensor:
     """Get a bucket out of any store."""
-    if isinstance(store, TensorStore):
+    if isinstance(store, TransportByteStore | TensorStore):  # Each bucket asks: a class answers faster.
         return store.get_tensor(ticket, timeout_s)
     return _over(store.get(ticket, timeout_s))
 
