@@ -18,6 +18,7 @@ from raycrew.tensor_transport.errors import (
 )
 from raycrew.tensor_transport.testing import InProcessByteStore
 from raycrew.tensor_transport.weights import (
+    WeightDirectory,
     WeightPublisher,
     WeightReceiver,
     digest_weights,
@@ -205,6 +206,15 @@ def test_options_are_checked(store, options, match):
         WeightPublisher(store, **options)
     with pytest.raises(ValueError, match="rollback must be one of"):
         WeightReceiver(print, store=store, rollback="maybe")
+
+
+@pytest.mark.parametrize("ask", ["apply", "prepare"])
+def test_a_deadline_that_never_comes_is_refused(store, ask):
+    directory = WeightDirectory.local()
+    WeightPublisher(store, directory=directory).publish(weights())
+    receiver = WeightReceiver(print, store=store, directory=directory)
+    with receiver, pytest.raises(ValueError, match="a number of seconds, not nan"):
+        getattr(receiver, ask)(1, timeout_s=math.nan)
 
 
 def test_without_checksums_only_sizes_are_compared(store):

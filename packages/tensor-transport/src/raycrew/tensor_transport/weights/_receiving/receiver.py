@@ -1,6 +1,7 @@
 """The generator's side: which version is held, and how a process comes to another one."""
 
 import contextlib
+import math
 import operator
 import threading
 import time
@@ -192,9 +193,10 @@ class WeightReceiver(Belonging):
             WeightUpdateError: `load` raised, or did not take every tensor.
             TransportClosedError: The receiver is closed.
             TransportError: The receiver is another process's, or `load` called this.
+            ValueError: `timeout_s` is not a number.
         """
         told = update if isinstance(update, WeightUpdate | int) else operator.index(update)
-        with self._transaction(told if isinstance(told, int) else told.version):
+        with self._transaction(told if isinstance(told, int) else told.version, timeout_s):
             return self._applier.apply(told, timeout_s)
 
     def prepare(self, version: SupportsIndex, *, timeout_s: float | None = 600.0) -> WeightReceipt:
@@ -208,7 +210,7 @@ class WeightReceiver(Belonging):
             WeightUpdateError: As `apply`.
         """
         number = version if isinstance(version, int) else operator.index(version)
-        with self._transaction(number):
+        with self._transaction(number, timeout_s):
             return self._applier.prepare(number, timeout_s)
 
     @overload
@@ -286,8 +288,10 @@ class WeightReceiver(Belonging):
             self._member.leave()
 
     @contextlib.contextmanager
-    def _transaction(self, version: int) -> Iterator[None]:
+    def _transaction(self, version: int, timeout_s: float | None) -> Iterator[None]:
         """One update at a time; its errors say what is held afterwards."""
+        if timeout_s is not None and math.isnan(timeout_s):  # A deadline that never comes.
+            raise ValueError(f"timeout_s is a number of seconds, not {timeout_s}")
         self._check_usable()
         with self._lock:
             self._check_usable()
