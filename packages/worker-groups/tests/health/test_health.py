@@ -105,7 +105,7 @@ def test_who_has_more_private_memory_than_the_limit_is_ended_and_the_error_says_
     with RayWorkerGroup(cluster, Patient, memory_limit="300MB", idempotent_methods=["pid"]) as group:
         group.call("share", 400 * 2**20).get_results(timeout=PATIENCE_S)
         growing = group.on(ranks=[1]).call("grow")
-        with pytest.raises(WorkerMemoryError, match=f"rank 1 .*during grow.*limit is {limit}") as caught:
+        with pytest.raises(WorkerMemoryError, match=f"rank 1 .*during grow.*limit is {limit:,}") as caught:
             growing.get_results(timeout=PATIENCE_S)
         error = caught.value
         assert (error.rank, error.limit_bytes, error.method) == (1, limit, "grow")
