@@ -74,7 +74,7 @@ def assert_one_clear_error(run, *words):
     assert len(lines) == 1, err
     assert "Traceback" not in err
     for word in words:
-        assert word in lines[0]
+        assert word in lines[0], err
 
 
 def tiny_driver(folder):
@@ -118,11 +118,15 @@ def driver(folder):
         "            raise RuntimeError('no such checkpoint')\n"
         "        pathlib.Path(stall).touch()\n"
         "        time.sleep(600)\n"
+        "    def warm_up(self):\n"
+        "        pass\n"
+        "    train = state = restore = done = warm_up\n"
         "class Generator:\n"
         "    def __init__(self, **_):\n"
         "        pass\n"
         "    def generate(self):\n"
         "        pass\n"
+        "    endpoint = sleep = wake = generate\n"
     )
     script = folder / "other_run.py"
     script.write_text(

@@ -55,7 +55,7 @@ class WorkerKind:
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 ERRORS_ALONE = {"PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_LOGS": "-all"}
-LEARN = ("warm_up", "train", "state", "restore", "done", "offload", "onload")
+LEARN = ("warm_up", "train", "state", "restore", "done")
 """What is asked of a policy again by itself after a worker has died."""
 # Its class is at hand here, so that no process has to import transformers only to say what it is like.
 POLICY = WorkerKind("policy", f"{PolicyWorker.__module__}.{PolicyWorker.__qualname__}", TRAINER, ONE_THREAD)
@@ -126,7 +126,7 @@ def start_groups(
         name_prefix="policy",
         sharding_annotations=NamedSharding(list(range(clusters[0].world_size())), ["data"]),
         env_vars=dict(policy.env_vars),
-        idempotent_methods=LEARN,
+        idempotent_methods=LEARN if phases is None else (*LEARN, "offload", "onload"),
         init=sleeper("policy", config=config, directory=directory),
         **both,
     )
