@@ -64,6 +64,32 @@ def test_a_receiver_that_lacks_a_bucket_of_a_complete_version_is_silent_and_one_
         assert record.decision(11, number) == state
 
 
+@pytest.mark.hostile
+@pytest.mark.parametrize("last", ["had all", "left"])
+def test_what_a_receiver_said_before_its_last_word_and_comes_later_keeps_no_version(last):
+    record = Record(keep=1)
+    author = Author(record)
+    number = author.publish()
+    record.offer(0, number, receiver="r", node="n")
+    if last == "had all":
+        record.took(1, number, "r", (2,))
+    else:
+        record.leave(1, "r")
+    record.took(1, number, "r", (1,))
+    author.publish()
+    assert record.collect(1, "node") == [f"{number}/0/0", f"{number}/0/1"]
+
+
+@pytest.mark.hostile
+def test_what_a_node_has_it_has_though_an_earlier_word_of_it_comes_later():
+    record = Record(fanout=1)
+    number = Author(record).publish()
+    record.offer(0, number, receiver="first", node="n")
+    record.took(0, number, "first", (2,))
+    record.took(0, number, "first", (1,))
+    assert len(record.offer(0, number, receiver="second", node="m").news.buckets) == 2
+
+
 def test_what_is_ahead_of_the_slowest_has_to_fit_the_window_with_what_is_to_come():
     record = Record()
     number, author = asked(record, "r"), Author(record)

@@ -90,8 +90,14 @@ class Record(Publications):
         return News(tuple(fresh), done, counts)
 
     def took(self, now: float, number: int, receiver: str, seen: Sequence[int]) -> None:
-        """A receiver has so many buckets of each part."""
-        version = self._read_by(now, number, receiver)
+        """A receiver has so many buckets of each part.
+
+        Nobody waits for the answer, and what is told so may come late: after all of it was had, or after the
+        receiver has left. Then it takes nothing back, and nobody begins to read by it.
+        """
+        version = self._read_by(now, number, receiver, begins=False)
+        had = version.taken.get(receiver, ())
+        seen = tuple(map(max, seen, had)) if len(had) == len(seen) else seen
         if version.state != "open" and sum(seen) == len(version.buckets):
             version.fetching.pop(receiver, None)
         self._note_taken(version, receiver, seen)
@@ -117,8 +123,8 @@ class Record(Publications):
         stays = self.keep > 0 and version.ballots is not None and version.is_live
         return stays and version.size_bytes <= SMALL_BYTES
 
-    def _read_by(self, now: float, number: int, receiver: str) -> Version:
-        """The version that a receiver reads.
+    def _read_by(self, now: float, number: int, receiver: str, *, begins: bool = True) -> Version:
+        """The version that a receiver reads, whose lease begins anew; unless it `begins`, only if it has one.
 
         Raises:
             UpdateAbortedError: It was given up, or another receiver took this place before its decision.
@@ -127,7 +133,8 @@ class Record(Publications):
         version = self.versions.get(number)
         if version is not None and version.is_live and not version.is_voter(receiver):
             raise UpdateAbortedError(f"version {number}: another receiver took the place of {receiver}")
-        if version is not None and version.state != "aborted" and receiver not in version.outdated:
+        is_there = version is not None and version.state != "aborted" and receiver not in version.outdated
+        if version is not None and is_there and (begins or receiver in version.fetching):
             version.fetching[receiver] = now + self.lease_s
         self._tidy(now)
         return self._readable(number, receiver)
