@@ -153,6 +153,19 @@ def test_there_is_room_again_while_many_notes_are_taken_in(told, monkeypatch):
     recorder.leave(told)
 
 
+def test_others_run_python_now_and_then_while_much_is_put_together_and_there_is_time(told, monkeypatch):
+    recorder, breaths = Recorder(told), []
+    recorder.listen(told)
+    monkeypatch.setattr(module.time, "sleep", breaths.append)
+    for gently_s, are_left in ((0.0, False), (1e6, True)):
+        for i in range(100):
+            recorder.spanned(Span("t", "r", str(i), "k", 0.0, 1.0))
+        recorder.look(gently_s=gently_s)
+        assert bool(breaths) is are_left
+    assert [span.name for span in told.spans] == [str(i) for i in range(100)] * 2
+    recorder.leave(told)
+
+
 @pytest.mark.hostile
 def test_handles_that_come_and_go_are_not_kept(told):
     class Places(dict):

@@ -123,6 +123,7 @@ class Ledger:
             opened.tell(ran)
             if now > opened.since:
                 opened.since = now
+            self._close_complete(opened)
         elif (late := self._late.pop(ran.call, None)) is not None:
             self._amend(late, ran)
         else:
@@ -134,6 +135,7 @@ class Ledger:
         if opened is not None and opened.taken is None:
             opened.taken, opened.ok = at, ok
             opened.since = max(opened.since, at)
+            self._close_complete(opened)
 
     def labelled(self, call: bytes, label: str) -> None:
         """What a call was sent for."""
@@ -141,11 +143,10 @@ class Ledger:
             opened.label = label
 
     def settle(self, now: float) -> None:
-        """Close what is complete, and what has been open for too long."""
+        """Close what has been open for too long."""
         for opened in list(self._calls):
-            is_told, is_taken = not opened.untold, opened.taken is not None
-            is_late = now - opened.since > PATIENCE_S
-            if (is_told and is_taken) or (is_late and (is_told or is_taken)):
+            is_known = not opened.untold or opened.taken is not None
+            if is_known and now - opened.since > PATIENCE_S:
                 self._close(opened)
         for key, (at, ran) in list(self._strays.items()):
             if now - at > _STRAY_S:
@@ -164,6 +165,10 @@ class Ledger:
         """All calls that are open, as they are known."""
         yield from (opened.closed() for opened in self._calls)
         yield from (_elsewhere(ran) for _, ran in self._strays.values())
+
+    def _close_complete(self, opened: _Open) -> None:
+        if not opened.untold and opened.taken is not None:
+            self._close(opened)
 
     def _close(self, opened: _Open) -> None:
         del self._calls[opened]

@@ -4,9 +4,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from raycrew.worker_groups._health.observers import LOOK_WITHIN_S, Observer, Span, observed
 from raycrew.worker_groups._health.timeline.ledger import Ledger, Ran
@@ -14,11 +14,14 @@ from raycrew.worker_groups._health.timeline.records import Call
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 LOOK_S = 0.5
 #: How many notes may wait to be put together, one of a call for each rank; those above are counted, and
 #: forgotten.
 MOST_NOTES = 200_000
 _AT_A_TIME = 1_000  # notes, until there is room for as many others
+_BITE, _BREATH_S = 16, 0.00002
 #: Of how many groups and handles it is known that their workers are followed; of others that is asked again.
 MOST_KNOWN = 1_000
 
@@ -167,29 +170,35 @@ class Recorder(Observer):
             for listener in leaving:
                 _told(listener.call, call)
 
-    def look(self, timeout_s: float = LOOK_WITHIN_S) -> None:
-        """See `Observer`; while another thread looks that long, this does not."""
+    def look(self, timeout_s: float = LOOK_WITHIN_S, *, gently_s: float = 0.0) -> None:
+        """See `Observer`; while another thread looks that long, this does not.
+
+        Args:
+            timeout_s: For nodes to answer.
+            gently_s: For how long others may run Python now and then meanwhile.
+        """
         due = time.monotonic() + timeout_s
         if not self._lock.acquire(timeout=timeout_s):
             return
         try:
-            self._look(due - time.monotonic(), is_last=False)
+            self._look(due - time.monotonic(), is_last=False, gently_s=gently_s)
         finally:
             self._lock.release()
 
-    def _look(self, timeout_s: float, *, is_last: bool) -> None:
+    def _look(self, timeout_s: float, *, is_last: bool, gently_s: float = 0.0) -> None:
         if self._is_looking:  # in a signal's handler, after which the look that it has interrupted goes on
             return
         self._is_looking = True
         try:
-            self._put_together(self._workers.ask(timeout_s, is_last=is_last))
+            ran = self._workers.ask(timeout_s, is_last=is_last)
+            self._put_together(ran, time.monotonic() + gently_s)
         finally:
             self._is_looking = False
 
-    def _put_together(self, ran: Iterable[Ran]) -> None:
-        self._drain()  # after workers were asked: what has run was sent before
+    def _put_together(self, ran: Iterable[Ran], gently_until: float) -> None:
+        self._drain(gently_until)  # after workers were asked: what has run was sent before
         now = time.monotonic()
-        for one in ran:
+        for one in _gently(ran, gently_until):
             self._ledger.ran(now, one)
         self._ledger.settle(now)
         open_calls = dict(self._ledger.open_calls())
@@ -199,19 +208,20 @@ class Recorder(Observer):
     def _keep_looking(self) -> None:
         while not self._ending.wait(LOOK_S):
             try:
-                self.look()
+                self.look(gently_s=LOOK_S / 2)
             except Exception:
                 logger.exception("calls were not put together; they are, with the next ones")
 
-    def _drain(self) -> None:
+    def _drain(self, gently_until: float = 0.0) -> None:
         while self._notes:
-            self._take_some()
+            self._take_some(gently_until)
 
-    def _take_some(self) -> None:
+    def _take_some(self, gently_until: float) -> None:
         """Some notes at a time: room for others is there while many are taken in."""
         taken = 0
         try:
-            for take, told, counts in islice(iter(self._next_note, None), _AT_A_TIME):
+            notes = islice(iter(self._next_note, None), _AT_A_TIME)
+            for take, told, counts in _gently(notes, gently_until):
                 taken += counts
                 take(*told)
         finally:
@@ -242,6 +252,17 @@ class Recorder(Observer):
     def _amended(self, before: Call, after: Call) -> None:
         for listener in self._listeners:
             _told(listener.amended, before, after)
+
+
+def _gently(items: Iterable[T], until: float) -> Iterator[T]:
+    """Items, and a breath after some of them as long as there is time.
+
+    Whoever else waits to run Python gets to it then: a thread that goes on gives way after 5 ms only.
+    """
+    for number, item in enumerate(items):
+        yield item
+        if number % _BITE == 0 and time.monotonic() < until:
+            time.sleep(_BREATH_S)
 
 
 def _told(tell: Callable[..., object], *what: Any) -> None:
