@@ -197,7 +197,9 @@ def test_what_a_command_leaves_in_its_group_is_ended(tmp_path):
 
 
 def test_what_a_command_leaves_hears_of_the_end_though_it_is_stopped(tmp_path):
-    (tmp_path / "left").write_text("trap 'touch heard; exit' TERM; echo up; while :; do sleep 0.1; done")
+    # Of a group whose last tie to its session ends while somebody in it is stopped, the kernel hangs up.
+    left = "trap 'touch heard; exit' TERM HUP; echo up; while :; do sleep 0.1; done"
+    (tmp_path / "left").write_text(left)
     command = f"cd {tmp_path}; sh left & read go; kill -STOP $!; exit 5"
     with running(tmp_path, "--grace", "600", "--", "sh", "-c", command, stdin=subprocess.PIPE) as process:
         assert told(process) == "up"
