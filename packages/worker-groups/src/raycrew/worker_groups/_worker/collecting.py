@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def heavy_imports() -> Iterator[None]:
-    """Import large libraries within without collecting garbage, which takes up to a third of the time.
+    """Import large libraries within without collecting garbage meanwhile.
 
     What is in the process afterwards is taken to stay, and is not collected until `gc.unfreeze`; where
     nothing was imported, nothing changes. A worker's class is imported so; this is for what its methods
