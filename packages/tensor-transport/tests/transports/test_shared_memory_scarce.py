@@ -13,27 +13,11 @@ from forking import in_a_child
 
 from raycrew.tensor_transport._bytes import ArenaMaps, ArenaReader
 from raycrew.tensor_transport.errors import StaleHandleError, TransportError
-from raycrew.tensor_transport.transports import SharedMemoryTransport
 
 pytestmark = pytest.mark.hostile
 
 MIB = 1 << 20
 COUNT = 20
-
-
-@pytest.fixture
-def folder(tmp_path):
-    tmp_path.chmod(0o700)
-    return tmp_path
-
-
-@pytest.fixture
-def pair(folder):
-    with (
-        SharedMemoryTransport(arena_bytes=MIB, directory=folder) as owner,
-        SharedMemoryTransport(directory=folder) as reader,
-    ):
-        yield owner, reader
 
 
 @pytest.fixture

@@ -88,21 +88,6 @@ class Arenas:
         return sum(512 * os.fstat(file.fileno()).st_blocks > MIB for file in self._open)
 
 
-@pytest.fixture
-def folder(tmp_path):
-    tmp_path.chmod(0o700)
-    return tmp_path
-
-
-@pytest.fixture
-def pair(folder):
-    with (
-        SharedMemoryTransport(arena_bytes=MIB, directory=folder) as owner,
-        SharedMemoryTransport(directory=folder) as reader,
-    ):
-        yield owner, reader
-
-
 def test_an_arena_is_mapped_once_and_never_read_as_what_was_in_it_before(folder, pair):
     owner, reader = pair
     for value in range(1, 5):
