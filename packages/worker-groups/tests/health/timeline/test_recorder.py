@@ -3,7 +3,9 @@
 import enum
 import gc
 import threading
+import time
 import weakref
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -24,10 +26,16 @@ CALL = b"a" * 24
 class Told:
     """Listens, and writes down what it is told; workers that tell what they are given."""
 
+    wants = "now"
+
     def __init__(self):
+        self.n_left_out = 0
         self.calls, self.spans, self.counts, self.looks = [], [], [], []
         self.followed, self.ran = [], []
         self.asked = lambda: None
+
+    def left_out(self):
+        self.n_left_out += 1
 
     def call(self, call):
         self.calls.append(call)
@@ -104,16 +112,17 @@ def test_a_call_is_told_once_its_worker_has(told):
 def test_what_is_open_in_the_end_is_told_as_it_is(told):
     recorder = Recorder(told)
     recorder.listen(told)
-    recorder.sent(1.0, "policy", "train", [0], [CALL])
-    recorder.ran(CALL, "policy", 0, "train", 2.0, 3.0, 0.0)
+    at = time.monotonic()
+    recorder.sent(at, "policy", "train", [0], [CALL])
+    recorder.ran(CALL, "policy", 0, "train", at + 1, at + 2, 0.0)
     recorder.listen(first := Told())
     recorder.listen(second := Told())
     recorder.leave(first, second)
     recorder.taken(CALL, True)
     recorder.leave(told)
-    call = Call("policy", "train", 1.0, (Part(0, 2.0, 3.0),))
+    call = Call("policy", "train", at, (Part(0, at + 1, at + 2),))
     assert first.calls == second.calls == [call]
-    assert [(one.sent, one.parts, one.ok) for one in told.calls] == [(1.0, call.parts, True)], "as known then"
+    assert [(one.sent, one.parts, one.ok) for one in told.calls] == [(at, call.parts, True)], "as known then"
 
 
 def test_notes_above_the_most_are_counted(told):
@@ -142,7 +151,7 @@ def test_a_call_of_many_ranks_counts_as_many_notes(told):
 
 def test_there_is_room_again_while_many_notes_are_taken_in(told, monkeypatch):
     monkeypatch.setattr(module, "_AT_A_TIME", 2)
-    recorder = Recorder(told, most_notes=4)
+    recorder = Recorder(told, most_notes=5)  # of which a look makes one
     recorder.listen(told)
     monkeypatch.setattr(told, "span", lambda span: recorder.counted(span.name, {}))
     for i in range(4):
@@ -153,16 +162,79 @@ def test_there_is_room_again_while_many_notes_are_taken_in(told, monkeypatch):
     recorder.leave(told)
 
 
-def test_others_run_python_now_and_then_while_much_is_put_together_and_there_is_time(told, monkeypatch):
-    recorder, breaths = Recorder(told), []
+def sent_and_done(recorder, told, name):
+    """A call from its start to its end, which a worker tells when it is asked."""
+    at = recorder.about_to_send("policy", {0: "here"})
+    recorder.sent(at, "policy", name, [0], [name.encode() * 24])
+    recorder.taken(name.encode() * 24, True)
+    told.ran.append(Ran(name.encode() * 24, "policy", 0, name, at, at + 1.0))
+
+
+def looking(monkeypatch, recorder, listener):
+    """The recorder's own looks, one by one."""
+    looks = iter([False, True])
+    monkeypatch.setattr(recorder, "_ending", SimpleNamespace(wait=lambda _: next(looks), set=lambda: None))
+    recorder._keep_looking()
+    return [call.method for call in listener.calls]
+
+
+def test_who_wants_to_be_told_later_is_when_somebody_looks_or_too_much_waits(told, monkeypatch):
+    monkeypatch.setattr(module, "MOST_PATIENT", 3)
+    monkeypatch.setattr(module, "_AT_A_TIME", 1)
+    recorder = Recorder(told)
+    told.wants = "later"
     recorder.listen(told)
-    monkeypatch.setattr(module.time, "sleep", breaths.append)
-    for gently_s, are_left in ((0.0, False), (1e6, True)):
-        for i in range(100):
-            recorder.spanned(Span("t", "r", str(i), "k", 0.0, 1.0))
-        recorder.look(gently_s=gently_s)
-        assert bool(breaths) is are_left
-    assert [span.name for span in told.spans] == [str(i) for i in range(100)] * 2
+    sent_and_done(recorder, told, "a")
+    assert looking(monkeypatch, recorder, told) == []
+    sent_and_done(recorder, told, "b")
+    assert looking(monkeypatch, recorder, told) == ["a"], "6 notes waited"
+    recorder.look()
+    assert [call.method for call in told.calls] == ["a", "b"]
+    sent_and_done(recorder, told, "c")
+    recorder.listen(other := Told())
+    assert looking(monkeypatch, recorder, told) == ["a", "b", "c"], "the other wants to be told now"
+    recorder.leave(other)
+    sent_and_done(recorder, told, "d")
+    recorder.leave(told)
+    assert [call.method for call in told.calls] == ["a", "b", "c", "d"]
+    assert all(call.parts[0].began == call.sent for call in told.calls)
+
+
+def test_while_nobody_wants_calls_they_are_only_counted(told, monkeypatch):
+    recorder = Recorder(told)
+    recorder.listen(told)
+    told.wants = "nothing"
+    looking(monkeypatch, recorder, told)
+    told.asked = lambda: pytest.fail("nobody wants to know")
+    sent_and_done(recorder, told, "a")
+    recorder.spanned(Span("t", "r", "n", "k", 0.0, 1.0))
+    recorder.counted("restarts", {})
+    assert looking(monkeypatch, recorder, told) == []
+    assert (told.n_left_out, told.spans, told.counts) == (2, [], [])
+    told.asked, told.wants = (lambda: None), "now"
+    looking(monkeypatch, recorder, told)
+    sent_and_done(recorder, told, "b")
+    recorder.look()
+    assert [call.method for call in told.calls] == ["b"], "workers noted the first one, too"
+    told.wants = "nothing"
+    looking(monkeypatch, recorder, told)
+    recorder.listen(other := Told())
+    sent_and_done(recorder, told, "c")
+    recorder.leave(other)
+    assert [call.method for call in other.calls] == ["c"], "whoever comes wants to be told at once"
+    recorder.leave(told)
+
+
+@pytest.mark.hostile
+def test_what_waits_is_nothing_that_the_garbage_collector_looks_at_again(told):
+    recorder = Recorder(told)
+    recorder.listen(told)
+    for i in range(3):
+        sent_and_done(recorder, told, str(i))
+    for _ in range(3):  # each tells of tuples in tuples one deep
+        gc.collect()
+    assert len(recorder._notes) == 6
+    assert not any(map(gc.is_tracked, recorder._notes))
     recorder.leave(told)
 
 
@@ -252,12 +324,17 @@ def test_a_call_counts_as_many_spans_as_it_may_make(parts, spans):
 def test_what_is_kept_is_bounded():
     kept = Kept(9)
     call = Call("policy", "train", 0.0, (Part(0, 1.0, 2.0), Part(1, 1.0, 3.0)), 3.0)
+    assert kept.wants == "later"
     kept.call(call)
+    assert kept.wants == "later"
     kept.call(Call("policy", "train", 5.0, call.parts, 8.0))
+    assert kept.wants == "nothing"
     kept.span(Span("t", "r", "n", "k", 0.0, 1.0))
     kept.span(Span("t", "r", "n", "k", 0.0, 1.0))
     kept.span(Span("t", "r", "n", "k", 0.0, 1.0))
     assert (kept.calls(), kept.dropped) == ([call], 2)
+    kept.left_out()
+    assert kept.dropped == 3
     kept.amended(Call("policy", "train", 0.0, ()), call)
     assert kept.calls() == [call], "of one that did not fit"
     kept.amended(call, later := Call("policy", "train", 0.0, (Part(0, 1.0, 4.0), Part(1, 1.0, 3.0)), 3.0))

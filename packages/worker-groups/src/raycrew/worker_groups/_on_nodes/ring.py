@@ -8,7 +8,7 @@ library only: a node's watch is sent this module by value.
 import struct
 from collections.abc import Iterator
 
-ENTRIES = 2048
+ENTRIES = 4096
 #: A call: its id, when it began and ended, how long it paused, its method.
 _ENTRY = "=24s3d64s"  # no Struct, which can't be sent
 _ENTRY_SIZE = struct.calcsize(_ENTRY)

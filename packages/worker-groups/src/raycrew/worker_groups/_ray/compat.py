@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import ray
+from ray._private.worker import global_worker
 from ray.actor import ActorClass
 from ray.experimental import get_local_object_locations
 
@@ -61,8 +62,12 @@ def call_id(ref: Any) -> bytes:
 
 
 def own_call_id() -> bytes:
-    """The `call_id` of the call that this is in."""
-    return bytes.fromhex(ray.get_runtime_context().get_task_id() or "")
+    """The `call_id` of the call that this is in; empty outside of calls.
+
+    The runtime context has it only as text, which takes four times as long.
+    """
+    task = global_worker.core_worker.get_current_task_id()
+    return b"" if task.is_nil() else bytes(task.binary())
 
 
 def call_cancelled(method: str) -> Exception:

@@ -4,7 +4,7 @@ import marshal
 from collections.abc import Mapping
 
 from raycrew.worker_groups._health.observers import Span
-from raycrew.worker_groups._health.timeline.records import Call, Part, spans_of
+from raycrew.worker_groups._health.timeline.records import LATER, NOTHING, Call, Part, Wants, spans_of
 
 
 class Kept:
@@ -30,6 +30,15 @@ class Kept:
     def calls(self) -> list[Call]:
         """Those that are kept by now, as they ended, without their contexts."""
         return [_unpacked(call) for call in list(self._calls)]
+
+    @property
+    def wants(self) -> Wants:
+        """Nothing once something did not fit."""
+        return NOTHING if self.dropped else LATER
+
+    def left_out(self) -> None:
+        """Count what would not have fitted."""
+        self.dropped += 1
 
     def call(self, call: Call) -> None:
         """Keep a call."""

@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 from raycrew.worker_groups._health.observers import Span
-from raycrew.worker_groups._health.timeline.records import Call
+from raycrew.worker_groups._health.timeline.records import NOW, Call, Wants
 from raycrew.worker_groups._ray import counter, gauge, histogram
 
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
@@ -54,6 +54,14 @@ class RayMetrics:
 
     def __init__(self) -> None:
         self._groups: set[str] = set()
+
+    @property
+    def wants(self) -> Wants:
+        """Now: what is counted is read at any time."""
+        return NOW
+
+    def left_out(self) -> None:
+        """Nothing is."""
 
     def call(self, call: Call) -> None:
         """Count a call, and what it took."""

@@ -97,17 +97,17 @@ class NodeWorkers:
                 if told is None or isinstance(told, str):  # It is gone and forgotten, or can't tell.
                     self._drop(*known[key], told)
                 else:
-                    found.append(self._taken_in(known[key], told, answer.asked, answer.came))
+                    found += self._taken_in(known[key], told, answer.asked, answer.came)
         return found
 
     def _taken_in(
         self, worker: tuple[str, int, WorkerFacts], told: tuple[Any, ...], before: float, after: float
-    ) -> Iterator[Ran]:
+    ) -> list[Iterator[Ran]]:
         group, rank, facts = worker
         clock, theirs, first, last, data = told
         ahead_s = self.clocks.observe(facts.node_id, clock, theirs, before, after).ahead_s
         self._seen[facts.mark] = last
-        return self._ran(group, rank, ahead_s, data, last - first)
+        return [self._ran(group, rank, ahead_s, data, last - first)] if last > first else []
 
     def _ran(self, group: str, rank: int, ahead_s: float, data: bytes, noted: int) -> Iterator[Ran]:
         """One after the other: thousands at once would have the garbage collector look at everything."""

@@ -1,36 +1,45 @@
-"""What is told of calls while somebody wants to know: noted in a moment, put together in a thread."""
+"""What is told of calls while somebody wants to know: noted in a moment, put together when somebody looks."""
 
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from raycrew.worker_groups._health.observers import LOOK_WITHIN_S, Observer, Span, observed
 from raycrew.worker_groups._health.timeline.ledger import Ledger, Ran
-from raycrew.worker_groups._health.timeline.records import Call
+from raycrew.worker_groups._health.timeline.records import LATER, NOTHING, NOW, Call, Wants
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-LOOK_S = 0.5
+LOOK_S = 1.0
 #: How many notes may wait to be put together, one of a call for each rank; those above are counted, and
 #: forgotten.
 MOST_NOTES = 200_000
+#: How many wait for somebody to look, while nobody wants to be told now.
+MOST_PATIENT = 100_000
 _AT_A_TIME = 1_000  # notes, until there is room for as many others
-_BITE, _BREATH_S = 16, 0.00002
 #: Of how many groups and handles it is known that their workers are followed; of others that is asked again.
 MOST_KNOWN = 1_000
 
-#: What takes it, what it says, and how many it counts as.
-_Note = tuple[Callable[..., None], tuple[Any, ...], int]
+#: What it is of, what it says, and how many it counts as. Of tuples of numbers, bytes and text the garbage
+#: collector looks at none twice; at anything else that waits, it would again and again.
+_Note = tuple[str, tuple[Any, ...], int]
 
 
 class Listener(Protocol):
     """Who is told of what is over; called from one thread at a time."""
+
+    @property
+    def wants(self) -> Wants:
+        """Whether it wants to be told now, later when somebody looks, or of no more calls."""
+        ...
+
+    def left_out(self) -> None:
+        """A call was sent, or something else was over, while nobody wanted any."""
+        ...
 
     def call(self, call: Call) -> None:
         """A call."""
@@ -81,12 +90,23 @@ class Recorder(Observer):
         self._workers, self._most_notes, self._n_waiting = workers, most_notes, 0
         self._listeners: tuple[Listener, ...] = ()
         self._notes: deque[_Note] = deque()
+        self._wants: Wants = NOW
+        self._resumed = 0.0  # workers may have noted calls before that were not noted here
         self._capture: Callable[[], Any] | None = None
         self._known: dict[int, Mapping[int, Any]] = {}
         self._ledger = Ledger(self._closed, self._amended)
         self._lock, self._counting = threading.RLock(), threading.RLock()  # a signal's handler may come back
         self._is_looking = False
         self._ending = threading.Event()
+        self._takes: dict[str, Callable[..., None]] = {
+            "sent": self._ledger.sent,
+            "taken": self._ledger.taken,
+            "labelled": self._ledger.labelled,
+            "ran": self._take_ran,
+            "looked": self._take_looked,
+            "spanned": self._take_spanned,
+            "counted": self._take_counted,
+        }
 
     # Whoever has something to tell: these cost about a microsecond.
 
@@ -104,37 +124,44 @@ class Recorder(Observer):
         """See `Observer`."""
         capture = self._capture
         context = None if capture is None else capture()
-        self._note(self._ledger.sent, (at, group, method, ranks, calls, context), len(calls))
+        self._note("sent", (at, group, method, tuple(ranks), tuple(calls), context), len(calls))
 
     def ran(
         self, call: bytes, group: str, rank: int, method: str, began: float, ended: float, paused_s: float
     ) -> None:
         """See `Observer`."""
-        self._note(self._take_ran, (Ran(call, group, rank, method, began, ended, paused_s),))
+        self._note("ran", (Ran(call, group, rank, method, began, ended, paused_s),))
 
     def labelled(self, call: bytes, label: str) -> None:
         """See `Observer`."""
-        self._note(self._ledger.labelled, (call, label))
+        self._note("labelled", (call, label))
 
     def taken(self, call: bytes, ok: bool) -> None:
         """See `Observer`."""
-        self._note(self._ledger.taken, (time.monotonic(), call, ok))
+        self._note("taken", (time.monotonic(), call, ok))
 
     def spanned(self, span: Span) -> None:
         """See `Observer`."""
-        self._note(self._take_spanned, (span,))
+        self._note("spanned", (span,))
 
     def counted(self, name: str, labels: Mapping[str, str], value: float = 1.0) -> None:
         """See `Observer`."""
-        self._note(self._take_counted, (name, labels, value))
+        self._note("counted", (name, labels, value))
 
-    def _note(self, take: Callable[..., None], told: tuple[Any, ...], counts: int = 1) -> None:
+    def _note(self, kind: str, told: tuple[Any, ...], counts: int = 1) -> None:
         with self._counting:  # not the other: whoever looks has it, and waits for nodes
-            if self._n_waiting + counts > self._most_notes:
+            if self._wants == NOTHING:
+                self._leave_out(kind)
+            elif self._n_waiting + counts > self._most_notes:
                 self.dropped += 1
-                return
-            self._n_waiting += counts
-            self._notes.append((take, told, counts))
+            else:
+                self._n_waiting += counts
+                self._notes.append((kind, told, counts))
+
+    def _leave_out(self, kind: str) -> None:
+        if kind in ("sent", "spanned"):
+            for listener in self._listeners:
+                listener.left_out()
 
     # Putting together.
 
@@ -143,6 +170,7 @@ class Recorder(Observer):
         with self._lock:
             self._listeners = (*self._listeners, listener)
             self._capture = self._capture or getattr(listener, "capture", None)
+            self._want(NOW)  # from the first look on, what they do
             if observed.by is None:
                 observed.by = self
                 threading.Thread(target=self._keep_looking, name="raycrew-timeline", daemon=True).start()
@@ -170,60 +198,63 @@ class Recorder(Observer):
             for listener in leaving:
                 _told(listener.call, call)
 
-    def look(self, timeout_s: float = LOOK_WITHIN_S, *, gently_s: float = 0.0) -> None:
-        """See `Observer`; while another thread looks that long, this does not.
+    def look(self, timeout_s: float = LOOK_WITHIN_S) -> None:
+        """See `Observer`; while another thread looks that long, this does not."""
+        self._look_alone(timeout_s, leave=0)
 
-        Args:
-            timeout_s: For nodes to answer.
-            gently_s: For how long others may run Python now and then meanwhile.
-        """
+    def _look_alone(self, timeout_s: float, leave: int) -> None:
         due = time.monotonic() + timeout_s
         if not self._lock.acquire(timeout=timeout_s):
             return
         try:
-            self._look(due - time.monotonic(), is_last=False, gently_s=gently_s)
+            self._look(due - time.monotonic(), leave=leave)
         finally:
             self._lock.release()
 
-    def _look(self, timeout_s: float, *, is_last: bool, gently_s: float = 0.0) -> None:
+    def _look(self, timeout_s: float, *, is_last: bool = False, leave: int = 0) -> None:
+        """Ask workers, and put together what waits but for so many notes."""
         if self._is_looking:  # in a signal's handler, after which the look that it has interrupted goes on
             return
         self._is_looking = True
         try:
             ran = self._workers.ask(timeout_s, is_last=is_last)
-            self._put_together(ran, time.monotonic() + gently_s)
+            with self._counting:  # after workers were asked: what has run was sent before
+                self._n_waiting += 1
+                self._notes.append(("looked", (time.monotonic(), ran), 1))
+            self._drain(leave)
         finally:
             self._is_looking = False
-
-    def _put_together(self, ran: Iterable[Ran], gently_until: float) -> None:
-        self._drain(gently_until)  # after workers were asked: what has run was sent before
-        now = time.monotonic()
-        for one in _gently(ran, gently_until):
-            self._ledger.ran(now, one)
-        self._ledger.settle(now)
-        open_calls = dict(self._ledger.open_calls())
-        for listener in self._listeners:
-            _told(listener.look, open_calls)
 
     def _keep_looking(self) -> None:
         while not self._ending.wait(LOOK_S):
             try:
-                self.look(gently_s=LOOK_S / 2)
+                self._listen_on()
             except Exception:
                 logger.exception("calls were not put together; they are, with the next ones")
 
-    def _drain(self, gently_until: float = 0.0) -> None:
-        while self._notes:
-            self._take_some(gently_until)
+    def _listen_on(self) -> None:
+        """Look as listeners want it."""
+        wants = {listener.wants for listener in self._listeners}
+        self._want(NOW if NOW in wants else LATER if LATER in wants else NOTHING)
+        if self._wants != NOTHING:
+            self._look_alone(LOOK_WITHIN_S, 0 if self._wants == NOW else MOST_PATIENT)
 
-    def _take_some(self, gently_until: float) -> None:
+    def _want(self, wants: Wants) -> None:
+        if self._wants == NOTHING != wants:
+            self._resumed = time.monotonic()
+        self._wants = wants
+
+    def _drain(self, leave: int = 0) -> None:
+        while self._notes and self._n_waiting > leave:
+            self._take_some()
+
+    def _take_some(self) -> None:
         """Some notes at a time: room for others is there while many are taken in."""
         taken = 0
         try:
-            notes = islice(iter(self._next_note, None), _AT_A_TIME)
-            for take, told, counts in _gently(notes, gently_until):
+            for kind, told, counts in islice(iter(self._next_note, None), _AT_A_TIME):
                 taken += counts
-                take(*told)
+                self._takes[kind](*told)
         finally:
             with self._counting:
                 self._n_waiting -= taken
@@ -234,8 +265,17 @@ class Recorder(Observer):
         except IndexError:  # or a signal's handler has taken the last one
             return None
 
+    def _take_looked(self, at: float, ran: Iterable[Ran]) -> None:
+        for one in ran:
+            if one.began >= self._resumed:
+                self._ledger.ran(at, one)
+        self._ledger.settle(at)
+        open_calls = dict(self._ledger.open_calls())
+        for listener in self._listeners:
+            _told(listener.look, open_calls)
+
     def _take_ran(self, ran: Ran) -> None:
-        self._ledger.ran(time.monotonic(), ran)
+        self._ledger.ran(ran.ended, ran)
 
     def _take_spanned(self, span: Span) -> None:
         for listener in self._listeners:
@@ -252,17 +292,6 @@ class Recorder(Observer):
     def _amended(self, before: Call, after: Call) -> None:
         for listener in self._listeners:
             _told(listener.amended, before, after)
-
-
-def _gently(items: Iterable[T], until: float) -> Iterator[T]:
-    """Items, and a breath after some of them as long as there is time.
-
-    Whoever else waits to run Python gets to it then: a thread that goes on gives way after 5 ms only.
-    """
-    for number, item in enumerate(items):
-        yield item
-        if number % _BITE == 0 and time.monotonic() < until:
-            time.sleep(_BREATH_S)
 
 
 def _told(tell: Callable[..., object], *what: Any) -> None:

@@ -95,7 +95,7 @@ class Timeline:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Timeline({len(self._kept)} calls, {'recording' if self._is_open else 'closed'})"
+        return f"Timeline({'recording' if self._is_open else f'{len(self._kept)} calls, closed'})"
 
     def close(self) -> None:
         """Stop recording, and write the files; once they are written, a second time does nothing.

@@ -1,7 +1,7 @@
 """Calls as they are known once they are over, and the spans that they make. Pure."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from raycrew.worker_groups._health.observers import Span
 
@@ -10,6 +10,12 @@ QUEUED, RUNNING, WAITING = "queued", "running", "waiting"
 #: Of a call of which a worker has not told when it ran.
 UNTOLD = "untold"
 DRIVER = "driver"
+
+#: When a listener wants to be told of calls: now, later when somebody looks, or of no more.
+Wants = Literal["now", "later", "nothing"]
+NOW: Wants = "now"
+LATER: Wants = "later"
+NOTHING: Wants = "nothing"
 
 
 class Part(NamedTuple):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from raycrew.worker_groups._health.observers import Span
-from raycrew.worker_groups._health.timeline.records import Call
+from raycrew.worker_groups._health.timeline.records import NOTHING, NOW, Call, Wants
 
 
 def is_installed() -> bool:
@@ -39,7 +39,15 @@ class OpenTelemetrySpans:
 
     def capture(self) -> Any:
         """The context that a call is sent in: its span becomes the parent."""
-        return self._context.get_current()
+        return self._context.get_current() if self._are_wanted() else None
+
+    @property
+    def wants(self) -> Wants:
+        """Nothing while nobody has said where spans go."""
+        return NOW if self._are_wanted() else NOTHING
+
+    def left_out(self) -> None:
+        """Nobody wants it."""
 
     def call(self, call: Call) -> None:
         """Make the spans of a call."""
