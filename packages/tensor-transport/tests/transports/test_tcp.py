@@ -139,8 +139,8 @@ def test_strangers_that_say_nothing_keep_nobody_out():
 
         strangers = [connected() for _ in range(5)]
         for stranger in strangers[:3]:
-            while stranger.recv(_wire.NONCE_BYTES):  # Its greeting, if that was sent before it had to make room.
-                pass
+            while stranger.recv(_wire.NONCE_BYTES):
+                pass  # Its greeting, if that was sent before it had to make room.
         for _ in range(5):
             assert (pulled(transport, offer).view(np.int64) == np.arange(9)).all()
             strangers.append(connected())
