@@ -191,12 +191,15 @@ def test_who_wants_to_be_told_later_is_when_somebody_looks_or_too_much_waits(tol
     recorder.look()
     assert [call.method for call in told.calls] == ["a", "b"]
     sent_and_done(recorder, told, "c")
+    assert looking(monkeypatch, recorder, told) == ["a", "b"]
     recorder.listen(other := Told())
-    assert looking(monkeypatch, recorder, told) == ["a", "b", "c"], "the other wants to be told now"
-    recorder.leave(other)
+    assert [call.method for call in told.calls] == ["a", "b", "c"]
     sent_and_done(recorder, told, "d")
+    assert looking(monkeypatch, recorder, other) == ["d"], "now, and nothing of what was before"
+    recorder.leave(other)
+    sent_and_done(recorder, told, "e")
     recorder.leave(told)
-    assert [call.method for call in told.calls] == ["a", "b", "c", "d"]
+    assert [call.method for call in told.calls] == ["a", "b", "c", "d", "e"]
     assert all(call.parts[0].began == call.sent for call in told.calls)
 
 

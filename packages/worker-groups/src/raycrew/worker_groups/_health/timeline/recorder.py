@@ -168,6 +168,7 @@ class Recorder(Observer):
     def listen(self, listener: Listener) -> None:
         """Tell a listener from now on, and begin with the first one."""
         with self._lock:
+            self._drain()  # of what was before, others are told
             self._listeners = (*self._listeners, listener)
             self._capture = self._capture or getattr(listener, "capture", None)
             self._want(NOW)  # from the first look on, what they do
