@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from raycrew.cluster_core import Bundle
 from raycrew.cluster_core._placement import LedgerClaim, SlotLedger
-from raycrew.cluster_core._placement.ledger import check_indices, share_of
+from raycrew.cluster_core._placement.indices import check_indices
+from raycrew.cluster_core._placement.ledger import share_of
 from raycrew.cluster_core._planning import RESOURCE_STEP, Process
 from raycrew.cluster_core.testing import FakeCluster
 
@@ -85,6 +86,19 @@ def test_some_bundles_of_a_claim_are_given_back_alone():
     claim.release()
     other.release()
     assert cluster.holders() == {}
+
+
+@pytest.mark.parametrize("wrong", [-1, 2])
+def test_positions_of_a_claim_are_not_counted_from_its_end(wrong):
+    cluster = FakeCluster([3])
+    claim = cluster.claim([0, 2], "holder")
+    for use in (claim.give_back, lambda positions: claim.learn(dict.fromkeys(positions, 7))):
+        with pytest.raises(IndexError, match=f"position {wrong} is outside 0 to 1"):
+            use([0, wrong])
+    with pytest.raises(IndexError, match=f"position {wrong} is outside 0 to 1"):
+        claim.actor_options(wrong)
+    assert cluster.holders() == {0: ("holder",), 2: ("holder",)}
+    assert [bundle.device_index for bundle in claim.bundles] == [None, None]
 
 
 def test_a_claim_looks_after_the_bundles_alone_that_it_still_has():

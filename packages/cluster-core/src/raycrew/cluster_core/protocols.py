@@ -41,6 +41,9 @@ class Claim(Protocol):
         """Give the slots on some of `bundles` back, and keep the others, whose positions stay; idempotent.
 
         Without any left, it is as `release`.
+
+        Raises:
+            IndexError: There is no such position.
         """
         ...
 
@@ -68,7 +71,11 @@ class Cluster(Protocol):
         ...
 
     def rendezvous(self, bundle_index: int = 0, n_ports: int = 1) -> Rendezvous:
-        """Lease `n_ports` ports on the node of a bundle until the cluster is shut down."""
+        """Lease `n_ports` ports on the node of a bundle until the cluster is shut down.
+
+        Raises:
+            IndexError: There is no such bundle.
+        """
         ...
 
     def run_on_each_node(self, fn: Callable[[], T]) -> Iterator[tuple[str, T]]:

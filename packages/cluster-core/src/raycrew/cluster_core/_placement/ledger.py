@@ -8,11 +8,11 @@ differ, each kind keeps its positions.
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral
 from threading import RLock
 from typing import Any, Protocol
 
 from raycrew.cluster_core._placement.forgetting import give_back_when_forgotten
+from raycrew.cluster_core._placement.indices import at, check_indices
 from raycrew.cluster_core._planning import RESOURCE_STEP, Bundle, Process
 from raycrew.cluster_core.errors import BundlesOccupiedError
 
@@ -277,14 +277,14 @@ class LedgerClaim:
 
     def actor_options(self, position: int) -> dict[str, Any]:
         """Ray actor options that place a worker on `bundles[position]` with this claim's share of it."""
-        seat = self._slot.seats[position]
+        seat = self._seat_at(position)
         (bundle,) = self._ledger().seated([seat])
         options = share_options(bundle.resources, self._ledger().slots)
         return {**options, "scheduling_strategy": self._strategy_of(seat)}
 
     def learn(self, devices: Mapping[int, int]) -> None:
         """Tell the cluster which physical device each position turned out to hold."""
-        self._ledger().learn({self._slot.seats[position]: device for position, device in devices.items()})
+        self._ledger().learn({self._seat_at(position): device for position, device in devices.items()})
 
     def settle(self) -> None:
         """Learn which devices the bundles hold from the bundles themselves, as nobody on them will tell.
@@ -304,6 +304,9 @@ class LedgerClaim:
         """
         self._check(self._held_seats)
 
+    def _seat_at(self, position: int) -> int:
+        return at(self._slot.seats, position, "position")
+
     @property
     def _held_seats(self) -> list[int]:
         return [seat for seat in self._slot.seats if seat not in self._given_back]
@@ -312,8 +315,11 @@ class LedgerClaim:
         """Give the slots on some of `bundles` back, and keep the others, whose positions stay; idempotent.
 
         Without any left, it is as `release`.
+
+        Raises:
+            IndexError: There is no such position; nothing is given back.
         """
-        seats = {self._slot.seats[position] for position in positions}
+        seats = set(map(self._seat_at, positions))
         self._ledger().release(self._slot.token, seats)
         with self._lock:
             self._given_back |= seats
@@ -326,22 +332,3 @@ class LedgerClaim:
         self._ledger().release(self._slot.token)
         self._unwatch()
         self._check = tuple
-
-
-def check_indices(indices: Sequence[int], n_bundles: int) -> None:
-    """Refuse bundle indices that are no integers, out of range or repeated.
-
-    Raises:
-        TypeError: An index is not an integer.
-        ValueError: An index is out of range or repeated, or there is none.
-    """
-    if not indices:
-        raise ValueError("no bundle indices were given; None stands for all bundles")
-    for index in indices:
-        if isinstance(index, bool) or not isinstance(index, (int, Integral)):
-            raise TypeError(f"bundle index {index!r} is a {type(index).__name__}, not an integer")
-        if not 0 <= index < n_bundles:
-            raise ValueError(f"bundle index {index} is outside 0 to {n_bundles - 1}")
-    if len(set(indices)) < len(indices):
-        repeated = sorted({index for index in indices if list(indices).count(index) > 1})
-        raise ValueError(f"bundle indices {repeated} are repeated")

@@ -12,6 +12,7 @@ from raycrew.cluster_core._placement.allocation import Allocation, Allocator
 from raycrew.cluster_core._placement.claims import Claims
 from raycrew.cluster_core._placement.forgetting import give_back_when_forgotten
 from raycrew.cluster_core._placement.holding import Holding
+from raycrew.cluster_core._placement.indices import at
 from raycrew.cluster_core._placement.ledger import LedgerClaim
 from raycrew.cluster_core._placement.options import BundleSpecs, ClusterOptions, GpuIds, LabelSelector
 from raycrew.cluster_core._placement.signatures import with_arguments_of
@@ -241,7 +242,8 @@ class RayVirtualCluster:
             PortsExhaustedError: Too few ports of the range are free on the node.
             NodeLostError: The node is gone.
         """
-        return self._held.keepers.lease(self.bundles[bundle_index].node_id, n_ports, consecutive=consecutive)
+        node_id = at(self.bundles, bundle_index, "bundle index").node_id
+        return self._held.keepers.lease(node_id, n_ports, consecutive=consecutive)
 
     def get_master_address_and_port(self) -> tuple[str, int]:
         """Address of the first bundle's node and a port there that nobody else gets, a new one each time."""

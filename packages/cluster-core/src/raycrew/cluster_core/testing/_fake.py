@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from raycrew.cluster_core._placement import LedgerClaim, SlotLedger
+from raycrew.cluster_core._placement import LedgerClaim, SlotLedger, at
 from raycrew.cluster_core._planning import Bundle, BundleSpec, Rendezvous, check_counts, spread_specs
 from raycrew.cluster_core.errors import BundlesOccupiedError, ClusterClosedError
 from raycrew.cluster_core.protocols import Claim, Cluster
@@ -70,8 +70,15 @@ class FakeCluster:
         return LedgerClaim(lambda: ledger, slot, lambda _seat: "DEFAULT", lambda _seats: self._open(), held)
 
     def rendezvous(self, bundle_index: int = 0, n_ports: int = 1) -> Rendezvous:
-        """Hand out port numbers that this cluster never handed out before; nothing listens on them."""
-        bundle = self.bundles[bundle_index]
+        """Hand out port numbers that this cluster never handed out before; nothing listens on them.
+
+        Raises:
+            IndexError: There is no such bundle.
+            ValueError: `n_ports` is below one.
+        """
+        bundle = at(self.bundles, bundle_index, "bundle index")
+        if n_ports < 1:
+            raise ValueError(f"n_ports is {n_ports}; it is at least one")
         return Rendezvous(bundle.node_id, bundle.node_address, tuple(itertools.islice(self._ports, n_ports)))
 
     def run_on_each_node(self, fn: Callable[[], T]) -> Iterator[tuple[str, T]]:
