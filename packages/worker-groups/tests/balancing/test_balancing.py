@@ -3,6 +3,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import namedtuple
 
@@ -77,6 +78,46 @@ class Answer:
 
     def cancel(self):
         """It has ended."""
+
+    def _died(self, end):
+        return False
+
+
+class BeingReplaced(IdleGroup):
+    """Rank 0 is being replaced: a call on it waits until that is over, and then finds no such method."""
+
+    def __init__(self):
+        self.is_asked, self.is_over = threading.Event(), threading.Event()
+
+    def on(self, ranks, timeout=None):
+        if ranks == [0]:
+            self.is_asked.set()
+            assert self.is_over.wait(PATIENCE_S)
+            raise AttributeError("no such method")
+        return self
+
+    def call(self, method):
+        return Answer(method)
+
+
+def test_a_call_that_waits_for_its_worker_keeps_no_other_call_waiting():
+    group, errors = BeingReplaced(), []
+    balancer = LoadBalancer(group, "least_outstanding")
+
+    def call():
+        with pytest.raises(AttributeError) as error:
+            balancer.call("answer")
+        errors.append(error)
+
+    waiting = threading.Thread(target=call)
+    waiting.start()
+    assert group.is_asked.wait(PATIENCE_S)
+    assert [balancer.call("answer").value for _ in range(2)] == ["answer"] * 2
+    assert waiting.is_alive()
+    assert [load.outstanding for load in balancer.loads()] == [1, 0, 0]
+    group.is_over.set()
+    waiting.join(PATIENCE_S)
+    assert (len(errors), [load.outstanding for load in balancer.loads()]) == (1, [0, 0, 0])
 
 
 class Resized(IdleGroup):

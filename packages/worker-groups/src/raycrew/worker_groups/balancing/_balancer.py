@@ -91,7 +91,7 @@ class LoadBalancer(Workload):
     def call(
         self, method: Any, /, *args: Any, key: Any = None, timeout: float | None = None, **kwargs: Any
     ) -> MultiWorkerFuture[Any]:
-        """Call a method on one worker, chosen by the strategy; it does not wait for anything.
+        """Call a method on one worker, chosen by the strategy; waits only where that one is being replaced.
 
         Args:
             method: The worker class's own function, or its name. A declaration on it does not count.
@@ -107,10 +107,13 @@ class LoadBalancer(Workload):
         if self._strategy.needs_key:
             key_bytes(key)
         while True:
-            with self._lock, contextlib.suppress(GoneWorkerError):
+            with self._lock:
                 rank = self._strategy.choose(self.loads(), key)
-                sent = self.send(rank, method_name(method), args, kwargs, timeout)
-                self._singles.append(sent)
+                self._count(rank, 1)
+            with contextlib.suppress(GoneWorkerError):  # without the lock: others need not wait for that one
+                sent = self._send_counted(rank, method_name(method), args, kwargs, timeout)
+                with self._lock:
+                    self._singles.append(sent)
                 return sent.future
 
     @overload

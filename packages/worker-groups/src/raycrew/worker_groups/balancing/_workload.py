@@ -111,11 +111,26 @@ class Workload:
     def send(
         self, rank: int, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout: float | None
     ) -> Sent:
-        """Send one call to one worker and count it.
+        """Send one call to one worker and count it; waits where that one is being replaced.
 
         Raises:
             GoneWorkerError: It has left the group since it was chosen; nothing was sent.
         """
+        self._count(rank, 1)
+        return self._send_counted(rank, method, args, kwargs, timeout)
+
+    def _send_counted(
+        self, rank: int, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout: float | None
+    ) -> Sent:
+        try:
+            return self._sent(rank, method, args, kwargs, timeout)
+        except BaseException:
+            self._count(rank, -1)
+            raise
+
+    def _sent(
+        self, rank: int, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout: float | None
+    ) -> Sent:
         try:
             future = self._group.on([rank], timeout=timeout).call(method, *args, **kwargs)
         except ValueError as error:
@@ -129,10 +144,12 @@ class Workload:
         place = future._places.get(rank)  # noqa: SLF001 - of whom it was sent to, whoever they are by now
         known = None if place is None else place.info
         generation = self._generations()[rank] if known is None else known.generation
-        with self._lock:
-            self._outstanding[rank] += 1
-            self._sent_since[rank] += 1
         return Sent(rank, generation, future, deadline_after(timeout))
+
+    def _count(self, rank: int, calls: int) -> None:
+        with self._lock:
+            self._outstanding[rank] += calls
+            self._sent_since[rank] = max(0, self._sent_since[rank] + calls)  # a report may have come since
 
     def returned(self, sent: Sent) -> None:
         """Count a call as returned."""
