@@ -32,7 +32,10 @@ class WorkerGroupClosedError(WorkerGroupError):
 
 
 class GroupResizedError(WorkerGroupError, ValueError):
-    """The group got fewer or more workers after a call was made for those before; nothing was sent."""
+    """The group got fewer or more workers after a call was made for those before.
+
+    Nothing was sent; but a call of an idempotent method, whose worker died, may have run before.
+    """
 
 
 class UnknownMethodError(WorkerGroupError, AttributeError):

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -227,9 +228,13 @@ class RayWorkerGroup(RenewedGroup):
     def _deliver(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any, Any]:
         if not self._supervision.is_needed:
             return self._send_to_actors(dispatch, timeout)
-        send_again = partial(self._send_to_actors, dispatch, None)
+        send_again = partial(self._send_again, dispatch)
         recovery = self._supervision.recovery(dispatch.method, Replaceable(self), send_again)
         return self._send_to_actors(dispatch, timeout, recovery)
+
+    def _send_again(self, dispatch: Dispatch) -> MultiWorkerFuture[Any, Any]:
+        with self._life.sending([send.rank for send in dispatch.sends], None):  # the next restart may have begun
+            return self._send_to_actors(replace(dispatch, is_again=True), None)
 
     def _send_to_actors(
         self, dispatch: Dispatch, timeout: float | None, recovery: Recovery | None = None

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from raycrew.cluster_core import Session
-from raycrew.worker_groups.errors import WorkerFailureError
+from raycrew.worker_groups.errors import WorkerFailureError, WorkerGroupClosedError
 
 _SLICE_S = 0.1
 
@@ -69,7 +69,11 @@ class Recovery:
                     "its group was restarted; this call is not declared idempotent, and was not sent again"
                 )
                 return None
-            return self._send()
+            try:
+                return self._send()
+            except WorkerGroupClosedError as closed:
+                error.add_note(f"its group was restarted; this call was not sent again: {closed}")
+                return None
 
     @contextmanager
     def _turn(self) -> Iterator[None]:

@@ -30,6 +30,7 @@ class Dispatch:
         respect_tied_workers: Whether that is one rank per tied group.
         join: Makes one value of these results, where the method declares that.
         world_size: Number of ranks that the group had when this was made; 0 where that is of no matter.
+        is_again: Whether it was sent before, and a worker died.
     """
 
     method: MethodInfo
@@ -38,6 +39,7 @@ class Dispatch:
     respect_tied_workers: bool = False
     join: Join | None = None
     world_size: int = 0
+    is_again: bool = False
 
     def check_size(self, world_size: int, group_name: str) -> None:
         """Make sure that a group still has the ranks that this was made for: each, and all if it is for all.
@@ -51,10 +53,11 @@ class Dispatch:
         last = max(send.rank for send in self.sends)
         if last >= world_size or len(self.sends) == made_for:
             what = f"rank {last}" if len(self.sends) == 1 else f"{len(self.sends)} of {made_for} ranks"
+            sent = "may have run; it is not sent again" if self.is_again else "nothing was sent: call again"
             workers = "1 worker" if world_size == 1 else f"{world_size} workers"
             raise GroupResizedError(
                 f"{group_name!r} has {workers} by now; a call of {self.method.name} for {what} "
-                "was made before, and nothing was sent: call again"
+                f"was made before, and {sent}"
             )
 
 
