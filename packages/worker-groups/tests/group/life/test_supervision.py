@@ -209,7 +209,7 @@ def test_a_task_that_gives_up_leaves_the_restart_to_others(local_ray, tmp_path):
 
 class Options:
     restart_on_failure = True
-    max_restarts = 3
+    n_restarts = 3
     idempotent_methods = ()
 
     def __init__(self, on_worker_failure=None):

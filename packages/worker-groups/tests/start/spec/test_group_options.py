@@ -58,6 +58,7 @@ def test_defaults_are_good_and_fixed():
         ({"secrets": [1]}, TypeError, "has one of type int"),
         ({"idempotent_methods": "step"}, TypeError, r"\['step'\]"),
         ({"max_restarts": -1}, ValueError, "max_restarts"),
+        ({"max_restarts": 1}, ValueError, "max_restarts= is for groups with restart_on_failure=True"),
         ({"on_worker_failure": 3}, TypeError, "on_worker_failure"),
         ({"min_workers": 0, "restart_on_failure": True}, ValueError, "min_workers"),
         ({"standby": -1}, ValueError, "standby is -1; it has to be at least 0"),
@@ -137,6 +138,9 @@ def test_the_bounds_themselves_are_allowed():
         GroupOptions(**keyword_options(RayWorkerGroup) | {"memory_limit": "2KiB"}).memory_limit_bytes == 2048
     )
     assert GroupOptions(**keyword_options(RayWorkerGroup)).memory_limit_bytes == 0
+    supervised = keyword_options(RayWorkerGroup) | {"restart_on_failure": True}
+    known = [GroupOptions(**supervised | own).n_restarts for own in ({}, {"max_restarts": 0}, {"max_restarts": 7})]
+    assert known == [3, 0, 7]
     reserve = {"standby": 1, "spare_bundles": 3, "preload": ["os.path"]}
     assert GroupOptions(**keyword_options(RayWorkerGroup) | reserve).n_spare == 4
 

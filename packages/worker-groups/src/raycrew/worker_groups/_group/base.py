@@ -80,7 +80,7 @@ class WorkerGroup(GroupFacts, GroupCalls, Balanced, Ending, GroupDiagnosis, Resi
         load_balancing_strategy: str | Callable[[Sequence[WorkerLoad], Any], int] = "round_robin",
         idempotent_methods: Sequence[str] = (),
         restart_on_failure: bool = False,
-        max_restarts: int = 3,
+        max_restarts: int | None = None,
         min_workers: int | None = None,
         standby: int = 0,
         preload: Sequence[str] = (),

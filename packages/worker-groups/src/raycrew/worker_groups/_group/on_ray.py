@@ -85,8 +85,8 @@ class RayWorkerGroup(RenewedGroup):
             done, or has a function called then as well. While nobody does, a worker that died is not noticed.
             Calls of idempotent methods are then sent again, to all ranks that they were for; others, and
             streams, raise once the group is whole again.
-        max_restarts: How often; after the first time with pauses of 1 s, 2 s, 4 s and so on between them.
-            After an hour without a death it is counted anew.
+        max_restarts: How often, 3 times for None; after the first time with pauses of 1 s, 2 s, 4 s and so on
+            between them. After an hour without a death it is counted anew. With `restart_on_failure` alone.
         min_workers: With how many workers the group goes on while the rest is replaced; for ranks that do not
             need each other, and with `restart_on_failure`. A call that is the same for all ranks, and a
             balancer, then leave out those that are `absent_ranks` at the moment; calls that name them, or

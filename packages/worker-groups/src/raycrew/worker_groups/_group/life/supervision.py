@@ -72,7 +72,7 @@ class Supervision:
 
     def __init__(self, name: str, options: GroupOptions, life: Lifecycle) -> None:
         self._name, self._options, self._life = name, options, life
-        self._budget = RestartBudget(options.max_restarts)
+        self._budget = RestartBudget(options.n_restarts)
         self._known: set[tuple[int | None, int | None]] = set()
         self._lock = threading.Lock()
 

@@ -39,7 +39,7 @@ class GroupOptions:
     load_balancing_strategy: str | Callable[[Sequence[Any], Any], int]
     idempotent_methods: Sequence[str]
     restart_on_failure: bool
-    max_restarts: int
+    max_restarts: int | None
     min_workers: int | None
     standby: int
     preload: Sequence[str]
@@ -66,7 +66,10 @@ class GroupOptions:
         for name in ("secrets", "idempotent_methods"):
             _check_names(name, getattr(self, name))
         _check_number("init_timeout_s", self.init_timeout_s, math.ulp(0.0))
-        _check_number("max_restarts", self.max_restarts, 0, whole=True)
+        if self.max_restarts is not None:
+            _check_number("max_restarts", self.max_restarts, 0, whole=True)
+            if self.max_restarts and not self.restart_on_failure:
+                raise ValueError("max_restarts= is for groups with restart_on_failure=True")
         if self.min_workers is not None:
             _check_number("min_workers", self.min_workers, 1, whole=True)
             if not self.restart_on_failure:
@@ -90,6 +93,11 @@ class GroupOptions:
         _check_modules("preload", self.preload)
         if self.preload and not self.standby:
             raise ValueError("preload= is for workers that stand by, and standby is 0")
+
+    @property
+    def n_restarts(self) -> int:
+        """How often the group may be restarted by itself."""
+        return 3 if self.max_restarts is None else self.max_restarts
 
     @property
     def variables(self) -> Mapping[str, str]:
