@@ -392,3 +392,20 @@ def test_an_init_that_is_late_is_told(cluster, tmp_path):
 def test_outside_of_workers_there_is_no_current_one():
     with pytest.raises(WorkerGroupError, match="inside a worker"):
         current_worker()
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1.0, None, "1", True])
+def test_questions_with_times_that_are_none_are_refused(wrong):
+    with InProcessGroup(FakeCluster([1]), Worker) as group:
+        questions = [
+            group.get_worker_status,
+            group.ping,
+            group.get_resource_usage,
+            lambda timeout: group.detect_stuck_workers(5.0, timeout),
+            group.get_standby_status,
+            lambda timeout: group.logs(0, timeout=timeout),
+            lambda timeout: group.diagnose(timeout=timeout),
+        ]
+        for ask in questions:
+            with pytest.raises((TypeError, ValueError), match="timeout"):
+                ask(timeout=wrong)

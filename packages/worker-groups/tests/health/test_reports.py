@@ -1,6 +1,7 @@
 """What is told of a worker, from what is seen of it."""
 
 import json
+import math
 import pickle
 import time
 from fractions import Fraction
@@ -8,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 from raycrew.worker_groups import ResourceUsage, StuckWorker, WorkerStatus
-from raycrew.worker_groups._health.reports import RunningCall, Seen, check_threshold, why_stuck
+from raycrew.worker_groups._health.reports import RunningCall, Seen, check_threshold, checked_time, why_stuck
 
 LONG = RunningCall("train", 7, 100.0, 100.0)
 
@@ -128,3 +129,16 @@ def test_what_is_seen_of_a_worker_is_what_it_uses_and_the_dead_use_nothing():
 def test_a_threshold_is_seconds_as_a_float():
     told = [check_threshold(given) for given in (5, 0.1, Fraction(1, 2), float("inf"))]
     assert told == [5.0, 0.1, 0.5, float("inf")] and {type(one) for one in told} == {float}
+
+
+def test_a_time_is_a_finite_number_for_which_waits_have_room():
+    assert [checked_time("timeout_s", given) for given in (0, 2.5, 1e9)] == [0.0, 2.5, 1e9]
+    assert checked_time("timeout_s", 1e300) == 1e9
+    assert checked_time("timeout_s", 10**400) == 1e9
+    assert type(checked_time("timeout_s", 3)) is float
+    for given in (-0.1, math.inf, -math.inf, math.nan):
+        with pytest.raises(ValueError, match=r"timeout_s=.*not a finite number"):
+            checked_time("timeout_s", given)
+    for given in (None, "5", True, [1]):
+        with pytest.raises(TypeError, match="timeout_s is a number of seconds, not"):
+            checked_time("timeout_s", given)

@@ -12,7 +12,6 @@ from raycrew.worker_groups._calls.answers.waiting import (
     Settled,
     await_some,
     by_rank,
-    checked_time,
     deadline_after,
     left,
     settle,
@@ -152,19 +151,6 @@ def test_positions_become_ranks():
     wrong = ValueError("wrong")
     told = by_rank(Settled(values={0: 1}, errors={1: wrong}, pending=[2, 3]), [4, 7, 6, 5])
     assert (told.values, told.errors, told.pending) == ({}, {7: wrong}, [5, 6])
-
-
-def test_a_time_is_a_finite_number_for_which_waits_have_room():
-    assert [checked_time("timeout_s", given) for given in (0, 2.5, 1e9)] == [0.0, 2.5, 1e9]
-    assert checked_time("timeout_s", 1e300) == 1e9
-    assert checked_time("timeout_s", 10**400) == 1e9
-    assert type(checked_time("timeout_s", 3)) is float
-    for given in (-0.1, math.inf, -math.inf, math.nan):
-        with pytest.raises(ValueError, match=r"timeout_s=.*not a finite number"):
-            checked_time("timeout_s", given)
-    for given in (None, "5", True, [1]):
-        with pytest.raises(TypeError, match="timeout_s is a number of seconds, not"):
-            checked_time("timeout_s", given)
 
 
 def test_a_deadline_is_of_a_number_of_seconds_and_no_further_than_any_wait_can_take():

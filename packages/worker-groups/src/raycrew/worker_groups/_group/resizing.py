@@ -5,8 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from raycrew.cluster_core import Claim
-from raycrew.worker_groups._calls import GroupShape, checked_time, dispatch_single
+from raycrew.worker_groups._calls import GroupShape, dispatch_single
 from raycrew.worker_groups._group.life import Lifecycle
+from raycrew.worker_groups._health import checked_time
 from raycrew.worker_groups._start import GroupSpec, Layout, Started
 from raycrew.worker_groups.errors import WorkerGroupError
 from raycrew.worker_groups.sharding import NamedSharding, SeatPlan, resized

@@ -6,7 +6,7 @@ from raycrew.worker_groups._group.actors import Actors
 from raycrew.worker_groups._group.base import WorkerGroup
 from raycrew.worker_groups._group.life import CopiedLifecycle
 from raycrew.worker_groups._group.reserve import Spare
-from raycrew.worker_groups._health import Subjects, Workers, WorkerStatus
+from raycrew.worker_groups._health import Subjects, Workers, WorkerStatus, checked_time
 from raycrew.worker_groups._start import Layout
 
 
@@ -34,9 +34,12 @@ class StandingBy(WorkerGroup):
             timeout: How long their nodes, and they themselves, may take to answer.
 
         Raises:
+            TypeError: `timeout` is no number.
+            ValueError: It is not finite, or below zero.
             WorkerGroupClosedError: The group was shut down.
             WorkerGroupError: This is a copy of the group.
         """
+        timeout = checked_time("timeout", timeout)
         self._life.check_owner("get_standby_status")
         self._open()
         reserve = self._crew.reserve

@@ -19,11 +19,13 @@ from raycrew.worker_groups._health.questions import (
     follow,
 )
 from raycrew.worker_groups._health.reports import (
+    LONGEST_S,
     ResourceUsage,
     RunningCall,
     Seen,
     StuckWorker,
     WorkerStatus,
+    checked_time,
     why_stuck,
 )
 from raycrew.worker_groups._health.roster import (
@@ -37,6 +39,7 @@ from raycrew.worker_groups._health.roster import (
 from raycrew.worker_groups._health.watches import stand_by, watch_owner
 
 __all__ = [
+    "LONGEST_S",
     "Diagnosis",
     "Ended",
     "Findings",
@@ -60,6 +63,7 @@ __all__ = [
     "WorkerStatus",
     "Workers",
     "check_folder",
+    "checked_time",
     "end_workers",
     "end_workers_of",
     "examine",

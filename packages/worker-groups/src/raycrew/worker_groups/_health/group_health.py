@@ -14,6 +14,7 @@ from raycrew.worker_groups._health.reports import (
     StuckWorker,
     WorkerStatus,
     check_threshold,
+    checked_time,
     why_stuck,
 )
 from raycrew.worker_groups._ray import ActorState
@@ -71,7 +72,12 @@ class GroupHealth:
         The answer is there at once while workers are busy: their nodes' watches tell. A worker is "ready" if
         it is in no call and answers itself within `timeout` seconds. A worker whose node's watch does not
         answer within them is asked itself, and is "busy" if that takes as long again.
+
+        Raises:
+            TypeError: `timeout` is no number.
+            ValueError: It is not finite, or below zero.
         """
+        timeout = checked_time("timeout", timeout)
         self._open()
         workers = self._workers()
         sights, found = self._statuses(workers, timeout)
@@ -96,8 +102,10 @@ class GroupHealth:
             timeout: How long the nodes' watches may take to answer.
 
         Raises:
-            ValueError: There is no such rank.
+            TypeError: `timeout` is no number.
+            ValueError: There is no such rank; or `timeout` is not finite, or below zero.
         """
+        timeout = checked_time("timeout", timeout)
         self._open()
         workers = self._workers()
         asked = range(len(workers.facts)) if ranks is None else ranks
@@ -137,7 +145,12 @@ class GroupHealth:
         """What each rank uses: cores, memory, memory of devices.
 
         Nothing is known of a rank that is dead, or whose node does not answer within `timeout` seconds.
+
+        Raises:
+            TypeError: `timeout` is no number.
+            ValueError: It is not finite, or below zero.
         """
+        timeout = checked_time("timeout", timeout)
         self._open()
         sights = self._sights(self._workers(), timeout)
         return {r: ResourceUsage.of(s) if isinstance(s, Seen) else ResourceUsage() for r, s in sights.items()}
@@ -158,10 +171,10 @@ class GroupHealth:
             timeout: How long the nodes' watches may take to answer.
 
         Raises:
-            TypeError: `threshold_s` is no number.
-            ValueError: It is not above 0.
+            TypeError: `threshold_s` or `timeout` is no number.
+            ValueError: `threshold_s` is not above 0; or `timeout` is not finite, or below zero.
         """
-        threshold_s = check_threshold(threshold_s)
+        threshold_s, timeout = check_threshold(threshold_s), checked_time("timeout", timeout)
         self._open()
         workers, stuck = self._workers(), {}
         for (rank, seen), facts in zip(self._sights(workers, timeout).items(), workers.facts, strict=True):

@@ -19,6 +19,9 @@ RankState = Literal["ready", "busy", "stopped", "silent", "alive", "dead", "unan
 #: A heart that has missed two beats has stopped.
 MISSED_S = 2 * BEAT_S
 
+#: About 30 years: what threads and Ray count in nanoseconds still has room for it.
+LONGEST_S = 1e9
+
 
 @dataclass(frozen=True, slots=True)
 class RunningCall:
@@ -256,3 +259,22 @@ def check_threshold(threshold_s: Any) -> float:
     if not threshold_s > 0:
         raise ValueError(f"threshold_s is {threshold_s!r}; it is above 0")
     return float(threshold_s)
+
+
+def checked_time(name: str, seconds: float) -> float:
+    """A time that somebody gave, as every kind of wait can take it.
+
+    Args:
+        name: What it is called, for errors.
+        seconds: It.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is not finite, or below zero.
+    """
+    kind: Any = Real
+    if isinstance(seconds, bool) or not isinstance(seconds, kind):
+        raise TypeError(f"{name} is a number of seconds, not {seconds!r}")
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"{name}={seconds!r} is not a finite number of seconds of at least 0")
+    return float(min(seconds, LONGEST_S))

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from raycrew.worker_groups._calls import checked_time, deadline_after
+from raycrew.worker_groups._calls import deadline_after
+from raycrew.worker_groups._health import checked_time
 from raycrew.worker_groups.scheduling._roles import Roles, Seat
 from raycrew.worker_groups.scheduling._sending import (
     call_engine,

@@ -6,9 +6,9 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from raycrew.cluster_core import Cluster, RayConnection, Session
-from raycrew.worker_groups._calls import checked_time, deadline_after, left
+from raycrew.worker_groups._calls import deadline_after, left
 from raycrew.worker_groups._group import RayWorkerGroup, WorkerGroup
-from raycrew.worker_groups._health import WorkerStatus
+from raycrew.worker_groups._health import WorkerStatus, checked_time
 from raycrew.worker_groups.protocols import ArgumentTransport, EnvironmentProvider
 from raycrew.worker_groups.scheduling._creation import Creation, Wishes
 from raycrew.worker_groups.scheduling._ending import end_role

@@ -29,6 +29,7 @@ from raycrew.worker_groups._health import (
     Wanted,
     Workers,
     WorkerStatus,
+    checked_time,
     observed,
 )
 from raycrew.worker_groups._on_nodes import on_page
@@ -212,8 +213,9 @@ class InProcessGroup(WorkerGroup):
         """Nothing, for the same reason."""
         return []
 
-    def get_standby_status(self, timeout: float = 1.0) -> dict[int, WorkerStatus]:  # noqa: ARG002
+    def get_standby_status(self, timeout: float = 1.0) -> dict[int, WorkerStatus]:
         """Nothing, as nobody stands by."""
+        checked_time("timeout", timeout)
         self._open()
         return {}
 

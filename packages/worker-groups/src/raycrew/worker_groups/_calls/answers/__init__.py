@@ -17,7 +17,6 @@ from raycrew.worker_groups._calls.answers.recovery import Recovery
 from raycrew.worker_groups._calls.answers.results import Results, in_thread, uninterrupted
 from raycrew.worker_groups._calls.answers.waiting import (
     Settled,
-    checked_time,
     deadline_after,
     left,
     settle,
@@ -29,7 +28,6 @@ __all__ = [
     "Results",
     "Settled",
     "Whereabouts",
-    "checked_time",
     "deadline_after",
     "described",
     "failure",

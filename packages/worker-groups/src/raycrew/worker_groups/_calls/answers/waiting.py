@@ -8,13 +8,13 @@ from numbers import Real
 from typing import Any
 
 from raycrew.cluster_core import Session
+from raycrew.worker_groups._health import LONGEST_S
 from raycrew.worker_groups._ray import while_connected
 
 #: After the first failure others get this long to fail too, so that the error shows the whole picture.
 GRACE_S = 2.0
 
 _POLL_S = 1.0
-_LONGEST_S = 1e9  # about 30 years: what threads and Ray count in nanoseconds still has room for it
 
 
 @dataclass(slots=True)
@@ -40,25 +40,6 @@ def by_rank(settled: Settled, ranks: Sequence[int]) -> Settled:
     return Settled(errors=errors, pending=sorted(ranks[position] for position in settled.pending))
 
 
-def checked_time(name: str, seconds: float) -> float:
-    """A time that somebody gave, as every kind of wait can take it.
-
-    Args:
-        name: What it is called, for errors.
-        seconds: It.
-
-    Raises:
-        TypeError: It is no number.
-        ValueError: It is not finite, or below zero.
-    """
-    kind: Any = Real
-    if isinstance(seconds, bool) or not isinstance(seconds, kind):
-        raise TypeError(f"{name} is a number of seconds, not {seconds!r}")
-    if not 0 <= seconds < math.inf:
-        raise ValueError(f"{name}={seconds!r} is not a finite number of seconds of at least 0")
-    return float(min(seconds, _LONGEST_S))
-
-
 def deadline_after(timeout_s: float | None) -> float | None:
     """The point of the monotonic clock that is `timeout_s` away, and no further than any wait can take.
 
@@ -73,7 +54,7 @@ def deadline_after(timeout_s: float | None) -> float | None:
         raise TypeError(f"a timeout is a number of seconds, not {timeout_s!r}")
     if math.isnan(timeout_s):
         raise ValueError(f"a timeout is a number of seconds, which {timeout_s!r} is not")
-    return time.monotonic() + min(float(timeout_s), _LONGEST_S)
+    return time.monotonic() + min(float(timeout_s), LONGEST_S)
 
 
 def left(deadline: float | None, at_most: float | None = None) -> float | None:

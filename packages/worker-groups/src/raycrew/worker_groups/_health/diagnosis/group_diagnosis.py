@@ -13,7 +13,7 @@ from raycrew.worker_groups._health.diagnosis.making import ALL, SOON_S, Subjects
 from raycrew.worker_groups._health.diagnosis.parts import Findings, Wanted
 from raycrew.worker_groups._health.diagnosis.writing import check_folder
 from raycrew.worker_groups._health.group_health import GroupHealth, Workers
-from raycrew.worker_groups._health.reports import StuckWorker
+from raycrew.worker_groups._health.reports import StuckWorker, checked_time
 from raycrew.worker_groups.errors import WorkerGroupError
 
 _DOUBT_S = 0.5  # for who is idle to say that it lives
@@ -71,10 +71,12 @@ class GroupDiagnosis(GroupHealth):
             timeout: Seconds for the node to answer.
 
         Raises:
-            ValueError: There is no such rank, or `lines` is below 1.
+            TypeError: `timeout` is no number.
+            ValueError: There is no such rank, or `lines` is below 1; or `timeout` is not finite, or below zero.
             WorkerGroupError: The output can't be had; the message says why.
             WorkerGroupClosedError: The group was shut down.
         """
+        timeout = checked_time("timeout", timeout)
         self._open()
         subjects = self._to_diagnose()
         if rank not in range(len(subjects.ranks)):
@@ -114,9 +116,11 @@ class GroupDiagnosis(GroupHealth):
 
         Raises:
             OSError: It can't be written.
-            ValueError: What is named is no folder.
+            TypeError: `timeout` is no number.
+            ValueError: What is named is no folder; or `timeout` is not finite, or below zero.
             WorkerGroupClosedError: The group was shut down.
         """
+        timeout = checked_time("timeout", timeout)
         self._open()
         check_folder("folder", folder)
         subjects, made_at = self._to_diagnose(), time.time()
