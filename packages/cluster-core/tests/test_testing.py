@@ -205,7 +205,9 @@ def test_a_rendezvous_is_one_port_on_the_first_node_unless_more_is_said():
     assert (second.node_id, len({*first.ports, *second.ports})) == (cluster.bundles[1].node_id, 3)
 
 
-@pytest.mark.parametrize(("index", "n_ports", "error"), [(-1, 1, IndexError), (2, 1, IndexError), (0, 0, ValueError)])
+@pytest.mark.parametrize(
+    ("index", "n_ports", "error"), [(-1, 1, IndexError), (2, 1, IndexError), (0, 0, ValueError)]
+)
 def test_a_rendezvous_is_on_a_bundle_that_there_is_and_of_one_port_at_least(index, n_ports, error):
     with pytest.raises(error):
         FakeCluster([1, 1]).rendezvous(index, n_ports)

@@ -7,7 +7,12 @@ import pytest
 from patience import PATIENCE_S, eventually
 from workers import Worker
 
-from raycrew.worker_groups import GroupResizedError, RayWorkerGroup, WorkerFailureError, WorkerGroupClosedError
+from raycrew.worker_groups import (
+    GroupResizedError,
+    RayWorkerGroup,
+    WorkerFailureError,
+    WorkerGroupClosedError,
+)
 from raycrew.worker_groups._calls import GroupShape, Recovery, dispatch_single
 from raycrew.worker_groups._group.life.states import Lifecycle
 from raycrew.worker_groups._worker.worker_class import describe_class

@@ -80,9 +80,11 @@ def test_a_call_is_not_sent_to_others_than_it_was_made_for():
             dispatch.check_size(size, "policy")
     one.check_size(5, "policy")
     part.check_size(2, "policy")
-    with pytest.raises(GroupResizedError, match="nothing was sent: call again$"):
+    with pytest.raises(GroupResizedError, match=r"nothing was sent: call again$"):
         one.check_size(3, "policy")
-    with pytest.raises(GroupResizedError, match="for rank 3 was made before, and may have run; it is not sent"):
+    with pytest.raises(
+        GroupResizedError, match="for rank 3 was made before, and may have run; it is not sent"
+    ):
         replace(one, is_again=True).check_size(3, "policy")
     alone = Dispatch(whole.method, whole.sends, whole.return_from)
     alone.check_size(3, "policy")

@@ -139,7 +139,9 @@ def test_the_bounds_themselves_are_allowed():
     )
     assert GroupOptions(**keyword_options(RayWorkerGroup)).memory_limit_bytes == 0
     supervised = keyword_options(RayWorkerGroup) | {"restart_on_failure": True}
-    known = [GroupOptions(**supervised | own).n_restarts for own in ({}, {"max_restarts": 0}, {"max_restarts": 7})]
+    known = [
+        GroupOptions(**supervised | own).n_restarts for own in ({}, {"max_restarts": 0}, {"max_restarts": 7})
+    ]
     assert known == [3, 0, 7]
     reserve = {"standby": 1, "spare_bundles": 3, "preload": ["os.path"]}
     assert GroupOptions(**keyword_options(RayWorkerGroup) | reserve).n_spare == 4

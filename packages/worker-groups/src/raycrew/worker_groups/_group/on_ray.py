@@ -233,7 +233,9 @@ class RayWorkerGroup(RenewedGroup):
         return self._send_to_actors(dispatch, timeout, recovery)
 
     def _send_again(self, dispatch: Dispatch) -> MultiWorkerFuture[Any, Any]:
-        with self._life.sending([send.rank for send in dispatch.sends], None):  # the next restart may have begun
+        with self._life.sending(
+            [send.rank for send in dispatch.sends], None
+        ):  # the next restart may have begun
             return self._send_to_actors(replace(dispatch, is_again=True), None)
 
     def _send_to_actors(

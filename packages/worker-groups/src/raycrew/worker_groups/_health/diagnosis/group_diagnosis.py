@@ -72,7 +72,7 @@ class GroupDiagnosis(GroupHealth):
 
         Raises:
             TypeError: `timeout` is no number.
-            ValueError: There is no such rank, or `lines` is below 1; or `timeout` is not finite, or below zero.
+            ValueError: There is no such rank; `lines` is below 1; `timeout` is not finite, or below zero.
             WorkerGroupError: The output can't be had; the message says why.
             WorkerGroupClosedError: The group was shut down.
         """

@@ -66,14 +66,7 @@ class GroupOptions:
         for name in ("secrets", "idempotent_methods"):
             _check_names(name, getattr(self, name))
         _check_number("init_timeout_s", self.init_timeout_s, math.ulp(0.0))
-        if self.max_restarts is not None:
-            _check_number("max_restarts", self.max_restarts, 0, whole=True)
-            if self.max_restarts and not self.restart_on_failure:
-                raise ValueError("max_restarts= is for groups with restart_on_failure=True")
-        if self.min_workers is not None:
-            _check_number("min_workers", self.min_workers, 1, whole=True)
-            if not self.restart_on_failure:
-                raise ValueError("min_workers= is for groups with restart_on_failure=True")
+        self._check_restarts()
         self._check_reserve()
         if self.on_worker_failure is not None and not callable(self.on_worker_failure):
             raise TypeError(f"on_worker_failure is a function of the failure, not {self.on_worker_failure!r}")
@@ -86,6 +79,14 @@ class GroupOptions:
         _check_number("ports_per_worker", self.ports_per_worker, 0, whole=True)
         if self.port_range is not None:
             _check_ports(self.port_range)
+
+    def _check_restarts(self) -> None:
+        for name, least in (("max_restarts", 0), ("min_workers", 1)):
+            if (value := getattr(self, name)) is None:
+                continue
+            _check_number(name, value, least, whole=True)
+            if value and not self.restart_on_failure:
+                raise ValueError(f"{name}= is for groups with restart_on_failure=True")
 
     def _check_reserve(self) -> None:
         for name in ("standby", "spare_bundles"):
