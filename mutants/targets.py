@@ -145,6 +145,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "_connection/environment": ("connection/test_environment.py",),
         "_connection/target": ("connection/test_discovery.py",),
         "_devices/binding": ("devices/test_devices.py",),
+        "_placement/indices": ("placement/test_ledger.py", "test_testing.py"),
         "_placement/ledger": ("test_testing.py", "placement/test_ledger.py"),
         "_placement/options": ("placement/test_options.py",),
         "_placement/returning": ("placement/test_returning.py",),
