@@ -34,6 +34,14 @@ class Layer(torch.nn.Module):
         self.info = Info()
 
 
+class UnquantizedLinearMethod:
+    """Of layers that load their weights as they are, and compute with what they make of them."""
+
+
+class UnquantizedEmbeddingMethod:
+    """Of those that compute with the weights themselves, too."""
+
+
 class Vocabulary(Layer):
     """One row of it is padding, which nobody loads."""
 
@@ -134,7 +142,11 @@ def install(patch):
         },
         "vllm.model_executor": {},
         "vllm.model_executor.layers": {},
-        "vllm.model_executor.layers.vocab_parallel_embedding": {"VocabParallelEmbedding": Vocabulary},
+        "vllm.model_executor.layers.linear": {"UnquantizedLinearMethod": UnquantizedLinearMethod},
+        "vllm.model_executor.layers.vocab_parallel_embedding": {
+            "UnquantizedEmbeddingMethod": UnquantizedEmbeddingMethod,
+            "VocabParallelEmbedding": Vocabulary,
+        },
         "vllm.model_executor.model_loader": {},
         "vllm.model_executor.model_loader.reload": {
             "initialize_layerwise_reload": initialize_layerwise_reload,
@@ -148,7 +160,7 @@ def install(patch):
         module = types.ModuleType(name)
         vars(module).update(content)
         patch.setitem(sys.modules, name, module)
-    for room in ("_worker", "_loading"):
+    for room in ("_worker", "_loading", "_layers"):
         patch.delitem(sys.modules, f"raycrew.tensor_transport.integrations.vllm.{room}", raising=False)
     return factory
 

@@ -9,6 +9,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from raycrew.tensor_transport.errors import WeightUpdateError
+from raycrew.tensor_transport.integrations.vllm._layers import loading_plain_layers
 
 _HEAD = "lm_head.weight"
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight")
@@ -35,7 +36,8 @@ def load(model: torch.nn.Module, weights: Iterator[tuple[str, torch.Tensor]], *,
         WeightUpdateError: Some parameters got nothing, or a part of what they need.
         Exception: What vLLM raises for names that it does not know, and shapes that do not fit.
     """
-    model.load_weights(_with_head(weights) if is_tied else weights)  # type: ignore[operator]
+    with loading_plain_layers(model):
+        model.load_weights(_with_head(weights) if is_tied else weights)  # type: ignore[operator]
     if lacking := [name for name, module in model.named_modules() if _lacks(module)]:
         raise WeightUpdateError(
             f"the update brings not all weights of {lacking[:5]} ({len(lacking)} layers of vLLM's model)"
