@@ -5,15 +5,19 @@ import json
 import os
 import signal
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
+import torch.distributed as dist
 from grpo_in_process import SAMPLED, crew_in_process
 from grpo_runs import MODULES, Run, tiny_driver
 from grpo_stage import CONFIG, a_stage
+from grpo_tiny_model import build_model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo import asynchronous
+from grpo import asynchronous, learner, policy
 from grpo.admission import Admission
 from grpo.asynchronous import AsyncGrpoLoop
 from grpo.comparison import write_comparison
@@ -21,6 +25,7 @@ from grpo.history import OVERLAPPED, PHASES, Evaluation, History, StepRecord
 from grpo.occupancy import Occupancy
 from grpo.options import parse_options
 from grpo.pace import Stopwatch, in_turns, overlapped
+from raycrew.tensor_transport import BatchedDataDict, WeightDirectory
 
 
 @pytest.fixture
@@ -120,6 +125,43 @@ def test_what_is_learnt_from_is_what_was_sampled(stage):
     assert steps[0].logprob_difference < 1e-4  # sampled with the very weights that the trainer has
     assert steps[-1].logprob_difference > 1e-4  # and with older ones
     assert steps[-1].kl > 0
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """A policy of one rank in this process, after its warm-up."""
+    monkeypatch.setattr(learner, "build_model", build_model)
+    monkeypatch.setattr(policy, "current_worker", lambda: SimpleNamespace(rank=1))  # publishes nothing
+    monkeypatch.setattr(policy, "local_device", lambda: torch.device("cpu"))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    with WeightDirectory.local() as directory:
+        made = policy.PolicyWorker(CONFIG, directory)
+        made.learner.freeze()
+        made.kept["done"] = [CONFIG.warmup.steps, 0]
+        made.replica = made.learner.model
+        yield made
+        made.close()
+
+
+def test_a_token_counts_by_what_was_recorded_when_it_was_sampled(monkeypatch, alone):
+    tokens = torch.arange(24).view(4, 6) % 7
+    recorded = -torch.rand(4, 6) - 1
+    own = policy.token_logprobs(alone.learner.model, tokens).detach()
+    told, loss_of = [], policy.grpo_loss
+
+    def noting(logprobs, proximal, behaviour, *rest, **how):
+        told.append((proximal, behaviour, how["truncate"]))
+        return loss_of(logprobs, proximal, behaviour, *rest, **how)
+
+    monkeypatch.setattr(policy, "grpo_loss", noting)
+    batch = {"tokens": tokens, "mask": torch.ones(4, 6), "logprobs": recorded, "advantages": torch.ones(4)}
+    found = alone.train(BatchedDataDict(batch), 1)
+    proximal, behaviour = (torch.cat([parts[at] for parts in told]) for at in range(2))
+    assert len(told) == CONFIG.grpo.minibatches == 2
+    assert {cut for *_, cut in told} == {CONFIG.grpo.truncate} == {2.0}
+    assert torch.equal(behaviour, recorded[:, 1:])
+    assert torch.allclose(proximal, own), "as it was before the round"
+    assert found["logprob_difference"] == pytest.approx(float((own - recorded[:, 1:]).abs().max()))
 
 
 @pytest.mark.long
