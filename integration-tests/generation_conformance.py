@@ -1,7 +1,7 @@
 """What every generation worker does: one class of tests, run over each kind of worker."""
 
 import pytest
-from generation_stage import END, MODEL, PROMPTS, batch_of, rows_of
+from generation_stage import END, MODEL, PROMPTS, batch_of, local_stage, rows_of
 
 from generation import AsleepError, GenerationError, PromptError, RefusedError, SamplingError
 from raycrew.tensor_transport import BatchedDataDict
@@ -37,6 +37,17 @@ def reasons_of(future):
     return {row[5] for row in rows_of(future.result(120))}
 
 
+def check_what_waits_for_room(worker):
+    """An engine that is for two requests at a time says of the others that they wait, and comes to them."""
+    with local_stage(worker, max_running=2) as stage:
+        future = stage.begin(batch_of(), {**LONG, "max_tokens": 100})
+        found = stage.wait_for(lambda found: found.running)
+        assert (found.state, found.running, found.waiting) == ("awake", 2, len(PROMPTS) - 2)
+        assert reasons_of(future) == {"length"}
+        found = stage.metrics()
+        assert (found.running, found.waiting, found.tokens) == (0, 0, 100 * len(PROMPTS))
+
+
 class Conformance:
     """`stage` has a worker that holds some version, and is used by all tests one after the other."""
 
@@ -56,7 +67,10 @@ class Conformance:
 
     def test_a_seed_gives_the_same_samples(self, stage):
         how = {"n": 2, "max_tokens": 12, "seed": 7, "top_p": 0.9, "top_k": 20, "temperature": 0.8}
-        rows = [[row[:3] for row in rows_of(stage.generate(batch_of(), how))] for _ in range(2)]
+        found = [rows_of(stage.generate(batch_of(), how)) for _ in range(2)]
+        for row in found[0]:
+            assert_plain(stage, PROMPTS, row)  # however it was chosen
+        rows = [[row[:3] for row in part] for part in found]
         assert rows[0] == rows[1]
         other = [row[:3] for row in rows_of(stage.generate(batch_of(), {**how, "seed": 8}))]
         assert other != rows[0]
@@ -103,6 +117,10 @@ class Conformance:
             assert_plain(stage, PROMPTS, row)
         assert reasons_of(second) == {"length"}
         assert stage.call("abort", "nobody") == 0
+        third = stage.begin(batch_of(), LONG, request_id="third")
+        stage.wait_for(lambda found: found.running == len(PROMPTS))
+        assert stage.call("abort") == len(PROMPTS)
+        assert reasons_of(third) == {"abort"}
 
     def test_samples_on_their_way_go_on_under_new_weights(self, stage):
         future = stage.begin(batch_of(PROMPTS[:2]), {**LONG, "max_tokens": 150})

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from generation_conformance import Conformance
+from generation_conformance import Conformance, check_what_waits_for_room
 from generation_stage import EXAMPLE, MODEL, group_stage, local_stage
 
 from generation import EngineOptions, RefusedError, start_generators
@@ -31,6 +31,10 @@ class TestTransformers(Conformance):
         for options in ({"max_adapters": 1}, {"tensor_parallel": 2}):
             with pytest.raises(RefusedError, match="transformers engine"):
                 TransformersWorker(EngineOptions(MODEL, **options))
+
+
+def test_what_an_engine_has_no_room_for_waits():
+    check_what_waits_for_room(TransformersWorker)
 
 
 @pytest.mark.long
