@@ -1,5 +1,6 @@
 import fcntl
 import os
+import uuid
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,25 @@ from raycrew.tensor_transport.transports import SharedMemoryTransport
 @pytest.mark.slow
 def test_conformance():
     check_transport(PullCase(SharedMemoryTransport, lambda: MakingPeer(SharedMemoryTransport)))
+
+
+class InSession:
+    """Makes a transport in a session of a name, in whatever process."""
+
+    def __init__(self):
+        self._session = uuid.uuid4().hex
+
+    def __call__(self):
+        return SharedMemoryTransport(self._session)
+
+
+@pytest.mark.hostile
+@pytest.mark.slow
+def test_conformance_within_one_session_where_bytes_survive_their_owner():
+    make = InSession()
+    with make() as made:
+        assert made.capabilities.survives_owner
+    check_transport(PullCase(make, lambda: MakingPeer(make)))
 
 
 def test_what_is_written_into_reserved_memory_is_what_is_offered():

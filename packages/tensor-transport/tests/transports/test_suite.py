@@ -15,7 +15,7 @@ from raycrew.tensor_transport.testing import PullCase, nothing_left
 from raycrew.tensor_transport.testing._broadcasting.checks import _check_nothing_left
 from raycrew.tensor_transport.testing._pulling.case import _check_alone, _check_deaths
 from raycrew.tensor_transport.testing._transports import leaves_nothing
-from raycrew.tensor_transport.transports import SharedMemoryTransport
+from raycrew.tensor_transport.transports import SharedMemoryTransport, TcpTransport
 from raycrew.tensor_transport.transports import _pulling as base
 
 
@@ -93,6 +93,21 @@ def test_what_is_left_behind_after_a_death_is_seen():
     case = PullCase(Hoarding, lambda: MakingPeer(SharedMemoryTransport))
     with Hoarding.kept, pytest.raises(AssertionError, match=r"left behind: .*/dev/null"):
         _check_deaths(case, within_s=0.1)
+
+
+class Boasting(TcpTransport):
+    """Says that what it offers survives it."""
+
+    @property
+    def capabilities(self):
+        return dataclasses.replace(super().capabilities, survives_owner=True)
+
+
+@pytest.mark.hostile
+def test_what_does_not_survive_its_owner_as_it_is_said_to_is_seen():
+    case = PullCase(Boasting, lambda: MakingPeer(Boasting))
+    with pytest.raises(AssertionError, match="is to survive its owner is gone"):
+        _check_deaths(case)
 
 
 @pytest.mark.hostile

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from raycrew.tensor_transport.errors import ShardError, StaleHandleError, TransportError
+from raycrew.tensor_transport.errors import StaleHandleError, TransportError
 from raycrew.tensor_transport.testing._conformance import Peer
 from raycrew.tensor_transport.testing._pulling.peers import (
     TWO_BUCKETS,
-    close,
     expect_gone_or_right,
     offer_large,
     offer_samples,
@@ -130,12 +129,6 @@ def check_mapping(transport: PullTransport, peer: Peer) -> None:
     for value in range(6):
         peer.call(withdraw, [peer.call(offer_large, value, _MIB)])
     expect(bool((mapped.view(np.int64) == large_tensor(16, _MIB).numpy()).all()), "mapped bytes were reused")
-
-
-def check_closed_owner(transport: PullTransport, peer: Peer) -> None:
-    offer = peer.call(offer_large, 18, _MIB)
-    peer.call(close)
-    expect_gone_or_right(transport, offer, 18, ShardError)
 
 
 async def _ended(transfer: Any) -> None:

@@ -16,7 +16,6 @@ from raycrew.tensor_transport.testing._pulling.alone import (
 )
 from raycrew.tensor_transport.testing._pulling.between import (
     check_awaiting,
-    check_closed_owner,
     check_mapping,
     check_oversized,
     check_regions,
@@ -27,6 +26,7 @@ from raycrew.tensor_transport.testing._pulling.between import (
 )
 from raycrew.tensor_transport.testing._pulling.interrupted import (
     check_cancelling,
+    check_closed_owner,
     check_killed,
     check_stopped_peer,
 )

@@ -12,6 +12,7 @@ import torch
 from raycrew.tensor_transport.errors import ShardError, TransferCancelledError, TransportTimeoutError
 from raycrew.tensor_transport.testing._conformance import Peer
 from raycrew.tensor_transport.testing._pulling.peers import (
+    close,
     expect_gone_or_right,
     offer_for_ever,
     offer_large,
@@ -79,6 +80,17 @@ def check_cancelling(transport: PullTransport, peer: Peer) -> None:
     peer.call(withdraw, [offer])
 
 
+def check_closed_owner(transport: PullTransport, peer: Peer) -> None:
+    """It closes while it is pulled from, and says so."""
+    offers = [peer.call(offer_large, value, _MIB) for value in (30, 31)]
+    with ThreadPoolExecutor(2) as pool:
+        reading = pool.submit(_pull_until_gone, transport, offers)
+        peer.call(close)
+        reading.result(_WAIT_S)
+    for offer, value in zip(offers, (30, 31), strict=True):
+        expect_gone_or_right(transport, offer, value, ShardError)
+
+
 def check_killed(transport: PullTransport, peer: Peer) -> None:
     offers = [peer.call(offer_large, value, _MIB) for value in (30, 31)]
     before = pull(transport, offers[0])
@@ -94,7 +106,18 @@ def check_killed(transport: PullTransport, peer: Peer) -> None:
         same = bool((mapped.view(np.int64) == large_tensor(31, _MIB).numpy()).all())
         expect(same, "mapped bytes went with their owner")
     for offer, value in zip(offers, (30, 31), strict=True):
-        expect_gone_or_right(transport, offer, value, ShardError)
+        if transport.capabilities.survives_owner:
+            _expect_survival(transport, offer, value)
+        else:
+            expect_gone_or_right(transport, offer, value, ShardError)
+
+
+def _expect_survival(transport: PullTransport, offer: Offer, value: int) -> None:
+    try:
+        found = pull(transport, offer)
+    except ShardError as error:
+        raise AssertionError("what is to survive its owner is gone") from error
+    expect(torch.equal(found, large_tensor(value, _MIB)), "what survives its owner has other bytes")
 
 
 def _pull_until_gone(transport: PullTransport, offers: Sequence[Offer]) -> None:
