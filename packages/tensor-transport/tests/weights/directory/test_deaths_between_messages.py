@@ -1,5 +1,6 @@
 """Whoever dies before or after any of its messages: the others serve one version, which the record knows."""
 
+import contextlib
 import itertools
 import threading
 
@@ -7,6 +8,7 @@ import pytest
 from models import assert_same, weights
 from streaming import TIMEOUT_S, Generator, Trainer, sync
 
+from raycrew.tensor_transport.errors import DirectoryLostError, UpdateAbortedError
 from raycrew.tensor_transport.testing import InProcessByteStore
 from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher
 from raycrew.tensor_transport.weights._directory.directory import _LocalEdge
@@ -14,18 +16,27 @@ from raycrew.tensor_transport.weights._directory.directory import _LocalEdge
 pytestmark = pytest.mark.hostile
 
 
+DECISION_S = 1.0
+"""So long the record waits for a driver that died; who is slower than that is given up by it all the same."""
+
+
 class DiedError(Exception):
     """What a group says of a worker whose process is gone."""
+
+
+class CutOffError(DirectoryLostError):
+    """A driver that died says no more; the calls that it had made go on."""
 
 
 class Mortal(_LocalEdge):
     """Ends whoever speaks through it with one of its messages: unsent, or sent and not answered."""
 
-    def __init__(self, alive):
+    def __init__(self, alive, error):
         super().__init__(alive._edge._record)
         self._changed = alive._edge._changed
         self._own, self.count, self.last = threading.local(), 0, -1
         self.is_sent = self.is_dead = False
+        self.error = error
 
     def ask(self, method, args, timeout_s):
         act = super().ask
@@ -45,24 +56,25 @@ class Mortal(_LocalEdge):
         self.count += 1
         self.is_dead = self.is_dead or self.count == self.last
         if self.is_dead and not (self.is_sent and self.count == self.last):
-            raise DiedError
+            raise self.error("it died")
         self._own.within = True
         try:
             found = deliver()
         finally:
             self._own.within = False
         if self.is_dead:
-            raise DiedError
+            raise self.error("it died")
         return found
 
 
 class Crew:
-    """A trainer and two generators; one of them is mortal."""
+    """A driver, a trainer and two generators; one of them is mortal."""
 
     def __init__(self, who, publish, bucket_bytes, prepare):
         self.store, self.directory = InProcessByteStore(), WeightDirectory.local(keep=2)
-        self.edge = Mortal(self.directory)
+        self.edge = Mortal(self.directory, CutOffError if who == "driver" else DiedError)
         mortal = WeightDirectory(self.edge)
+        self.driver = mortal if who == "driver" else self.directory
         self.bucket_bytes = bucket_bytes
         self.trainer = self.new_trainer(mortal if who == "trainer" else self.directory)
         self.generators = [
@@ -82,9 +94,9 @@ class Crew:
     def new_generator(self, number, directory):
         return Generator(self.store, directory, rollback="shadow", name=f"generator {number}")
 
-    def update(self, seed):
+    def update(self, seed, **options):
         self.trainer.seed = seed
-        return sync([self.trainer], self.generators, self.directory, **self.options)
+        return sync([self.trainer], self.generators, self.driver, **self.options, **options)
 
     def check_one_version(self, who):
         latest = self.directory.latest
@@ -94,7 +106,11 @@ class Crew:
 
     def go_on(self, who):
         """Who died is replaced, and comes to what all have; the next update reaches all."""
-        if who == "trainer":
+        if who == "driver":
+            self.driver = self.directory
+            with contextlib.suppress(UpdateAbortedError):  # Its publisher hears of one that nobody began.
+                self.update(2)
+        elif who == "trainer":
             self.trainer = self.new_trainer(self.directory)
         else:
             self.generators[0] = self.new_generator(0, self.directory)
@@ -111,7 +127,7 @@ class Crew:
     ("publish", "bucket_bytes"),
     [("publish_mapping", 1 << 20), ("publish_mapping", 512), ("publish_weights", 512)],
 )
-@pytest.mark.parametrize("who", ["trainer", "generator"])
+@pytest.mark.parametrize("who", ["trainer", "generator", "driver"])
 def test_whoever_dies_at_any_of_its_messages_the_others_serve_one_version(
     who, publish, bucket_bytes, prepare, is_sent
 ):
@@ -119,9 +135,11 @@ def test_whoever_dies_at_any_of_its_messages_the_others_serve_one_version(
         crew = Crew(who, publish, bucket_bytes, prepare)
         crew.edge.is_sent, crew.edge.last = is_sent, crew.edge.count + message
         try:
-            crew.update(2)
-        except DiedError:
+            crew.update(2, **({"timeout_s": DECISION_S} if who == "driver" else {}))
+        except (DiedError, CutOffError):
             assert crew.edge.is_dead
+        except UpdateAbortedError:
+            assert who == "driver", "others are slow for as long as they like"
         if not crew.edge.is_dead:
             break
         crew.check_one_version(who)
