@@ -30,6 +30,13 @@ from raycrew.tensor_transport.weights import (
 )
 from raycrew.tensor_transport.weights._directory import RecipientVersion, Record
 
+CLOCKS_S = 5.0
+"""So far the clock of spans may be from the one that whole times are measured by."""
+
+
+def phases_of(report, rank):
+    return {span.phase for span in report.spans if span.rank == rank}
+
 
 @pytest.fixture
 def store():
@@ -59,6 +66,17 @@ def test_parts_of_two_ranks_reach_two_generators(store, directory, prepare, publ
             "generator 0",
             "generator 1",
         }
+        assert phases_of(report, "trainer") == {"gather", "put"}
+        assert phases_of(report, "generators") == {"pause"}
+        for number in range(2):
+            assert phases_of(report, f"generator {number}") == {"wire", "load"}
+        paused = next(span for span in report.spans if span.phase == "pause")
+        for span in report.spans:
+            assert 0 <= span.start_s <= span.end_s <= report.total_s + CLOCKS_S
+            if span.phase == "load":
+                assert paused.start_s <= span.start_s and span.end_s <= paused.end_s
+            if span.phase == "wire" and prepare:
+                assert span.end_s <= paused.start_s, "what is fetched before is fetched while they serve"
         for generator in generators:
             assert_same(generator.model.tensors, weights(version))
             assert generator.receiver.version == version

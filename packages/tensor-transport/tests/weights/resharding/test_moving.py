@@ -18,6 +18,7 @@ from raycrew.tensor_transport.errors import (
     StaleHandleError,
     TransportTimeoutError,
 )
+from raycrew.tensor_transport.transports import ProcessVmTransport, SharedMemoryTransport, TcpTransport
 from raycrew.tensor_transport.weights.resharding import (
     Layout,
     TensorLayout,
@@ -154,6 +155,25 @@ def test_memory_is_two_buckets_at_most():
     move(plan, sources, targets, transport, bucket_bytes=4096)
     assert torch.equal(torch.cat([targets[r]["w"] for r in range(2)], 1), whole)
     assert transport.largest_bytes <= 4096
+
+
+@pytest.mark.parametrize("make", [SharedMemoryTransport, ProcessVmTransport, TcpTransport])
+@pytest.mark.parametrize("checksums", [False, True])
+def test_a_plan_is_carried_out_over_whatever_transport_there_is(make, checksums):
+    plan, whole, sources, targets = columns()
+    with make() as transport:
+        if (reason := transport.available()) is not None:
+            pytest.skip(reason)
+        offers = [
+            offer_shards(state, plan, rank, transport, checksums=checksums) for rank, state in sources.items()
+        ]
+        for rank, state in targets.items():
+            pull_shards(state, plan, rank, offers, transport, bucket_bytes=4096, timeout_s=60)
+        assert torch.equal(torch.cat([targets[r]["w"] for r in range(2)], 1), whole)
+        for each in offers:
+            transport.withdraw(each.offers)
+        with pytest.raises(StaleHandleError):
+            pull_shards(targets[0], plan, 0, offers, transport, timeout_s=60)
 
 
 @pytest.mark.hostile

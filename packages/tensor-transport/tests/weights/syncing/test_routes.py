@@ -326,6 +326,29 @@ def test_whoever_does_not_join_is_named_and_the_others_do_not_wait_and_join_anew
 
 
 @pytest.mark.hostile
+@pytest.mark.parametrize("prepare", ["prepare_weights", None])
+def test_a_bucket_that_is_damaged_on_its_way_to_one_gives_the_update_up_for_all(crew, monkeypatch, prepare):
+    crew.sync(1)
+    receive, damaged = CollectiveGroup.receive, []
+
+    def flipped(self, into, **options):
+        transfer = receive(self, into, **options)
+        if not damaged:
+            damaged.append(into[0].numel())
+            transfer.wait(TIMEOUT_S)
+            into[0][-1] ^= 1
+        return transfer
+
+    monkeypatch.setattr(CollectiveGroup, "receive", flipped)
+    with pytest.raises(WeightUpdateError, match="its checksum differs"):
+        crew.sync(2, prepare=prepare)
+    assert damaged[0] > 0
+    crew.all_hold(1)
+    assert crew.sync(3).version > 1
+    crew.all_hold(3)
+
+
+@pytest.mark.hostile
 def test_nobody_reads_alone_what_others_wait_for_him_to_take(crew):
     crew.sync(1)
     leaving = crew.generators[1]

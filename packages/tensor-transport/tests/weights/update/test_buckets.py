@@ -7,7 +7,8 @@ import torch
 from models import Model, assert_same
 
 from raycrew.tensor_transport.testing import InProcessByteStore
-from raycrew.tensor_transport.weights import WeightPublisher, WeightReceiver
+from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher, WeightReceiver
+from raycrew.tensor_transport.weights._publishing import packing
 
 LAYERS = {f"layer.{i}": torch.full((64,), float(i)) for i in range(20)}
 
@@ -49,3 +50,23 @@ def test_a_receiver_holds_no_more_than_it_loads_and_fetches_unless_for_a_shadow(
         assert store.alive == 20 and receiver.intact
     else:
         assert max(seen) <= 3, "the one being loaded, the next one, and that of the tensor before"
+
+
+@pytest.mark.parametrize("directed", [False, True])
+@pytest.mark.parametrize("form", [dict, lambda layers: iter(layers.items())])
+def test_a_publisher_packs_into_two_buckets_at_most_from_version_to_version(monkeypatch, form, directed):
+    made, fresh = [], packing.fresh_bucket
+
+    def noted(size_bytes, device):
+        made.append(size_bytes)
+        return fresh(size_bytes, device)
+
+    monkeypatch.setattr(packing, "fresh_bucket", noted)
+    store, directory = InProcessByteStore(), WeightDirectory.local() if directed else None
+    publisher = WeightPublisher(store, bucket_bytes=256, directory=directory)
+    for _ in range(3):
+        model, update = Model(), publisher.publish(form(LAYERS))
+        assert len(update.buckets) == 20
+        WeightReceiver(model.load, store=store).apply(update)
+        assert_same(model.tensors, LAYERS)
+    assert made == [256] * len(made) and len(made) <= 2

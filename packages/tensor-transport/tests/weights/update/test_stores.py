@@ -39,6 +39,17 @@ def reader():
     return SharedMemoryTransport()
 
 
+def file_of(tensor):
+    """The file whose mapping, for reading alone, a tensor lies in."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        place, access, _, _, inode, *path = line.split()
+        start, end = (int(part, 16) for part in place.split("-"))
+        if start <= tensor.data_ptr() < end:
+            assert access == "r--s" and path, line
+            return int(inode), path[0]
+    raise AssertionError("it lies nowhere")
+
+
 def test_receivers_of_a_node_map_the_same_bucket(transport):
     assert isinstance(transport, PullTransport)
     kept = {}
@@ -52,6 +63,11 @@ def test_receivers_of_a_node_map_the_same_bucket(transport):
             receiver.apply(update)
     assert_same(kept["a"], state)
     assert_same(kept["b"], state)
+    arenas = [bucket.ticket.key.spot.arena for bucket in update.buckets]
+    for entry in update.tensors:
+        if entry.size_bytes:
+            (found,) = {file_of(kept[name][entry.name]) for name in "ab"}
+            assert found[1].endswith(arenas[entry.bucket])
 
 
 class Uncopied(SharedMemoryTransport):
