@@ -1,9 +1,11 @@
 """What the workers of a group have to do: the calls that each was sent, and whether it is lost."""
 
+import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,7 +14,12 @@ from raycrew.worker_groups._health import observed
 from raycrew.worker_groups._ray import is_death
 from raycrew.worker_groups.balancing._strategies import WorkerLoad
 from raycrew.worker_groups.balancing._stream import GoneWorkerError, Item, LostWorkerError
-from raycrew.worker_groups.errors import GroupResizedError, WorkerFailureError, WorkerGroupError
+from raycrew.worker_groups.errors import (
+    GroupResizedError,
+    WorkerFailureError,
+    WorkerGroupClosedError,
+    WorkerGroupError,
+)
 from raycrew.worker_groups.sharding import RankInfo
 
 REPORT_INTERVAL_S = 2.0
@@ -85,7 +92,15 @@ class Workload:
         self._outstanding: Counter[int] = Counter()
         self._singles: list[Sent] = []
         self._lost: dict[int, int] = {}
-        self._lock = threading.RLock()
+        self._own_lock, self._pid = threading.RLock(), os.getpid()
+
+    @property
+    def _lock(self) -> AbstractContextManager[Any]:
+        """One thread at a time, of the group's process: who held it as another one was forked is not there."""
+        if os.getpid() != self._pid:
+            whose = f"the balancer of {self._group.name!r} is of the process that this one was forked from"
+            raise WorkerGroupClosedError(whose)
+        return self._own_lock
 
     def loads(self) -> list[WorkerLoad]:
         """What is known of each living worker now, in rank order.
