@@ -1,10 +1,13 @@
 """What is known of replicas from what their workers answer, or don't; without Ray."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
+from patience import PATIENCE_S
 
-from raycrew.worker_groups.errors import ResultTimeoutError, WorkerFailureError
+from raycrew.worker_groups.errors import ResultTimeoutError, WorkerFailureError, WorkerGroupClosedError
+from raycrew.worker_groups.services import Service
 from raycrew.worker_groups.services._endpoint import ReplicaState
 from raycrew.worker_groups.services._following import Following
 
@@ -17,6 +20,9 @@ class Group:
     def __init__(self, *answers, has_given_up=False):
         self.answers = answers
         self._supervision = SimpleNamespace(has_given_up=has_given_up)
+
+    def _open(self):
+        """It is."""
 
     def on(self, ranks, timeout):
         answer = self.answers[ranks[0]]
@@ -53,3 +59,41 @@ def test_who_does_not_answer_in_time_is_as_before_and_who_answers_again_is_what_
     following.look(Group(WorkerFailureError("gone", rank=0), has_given_up=True))
     following.look(Group(READY, has_given_up=True))
     assert following.states == (READY,)
+
+
+class Forked(Group):
+    def _open(self):
+        raise WorkerGroupClosedError("it is of the process that this one was forked from")
+
+
+def test_a_forked_process_does_not_wait_for_the_thread_that_looks():
+    following, refused = Following(1), []
+
+    def look():
+        with pytest.raises(WorkerGroupClosedError) as error:
+            following.look(Forked())
+        refused.append(error)
+
+    with following._looking:  # as that thread has it
+        looking = threading.Thread(target=look, daemon=True)
+        looking.start()
+        looking.join(PATIENCE_S)
+    assert refused
+
+
+def service():
+    """One whose group is only asked, by whoever may not ask it anything."""
+    made = Service.__new__(Service)
+    options = SimpleNamespace(grace_s=1.0)
+    vars(made).update(_closed=False, _following=Following(1), _options=options, _group=Group(READY))
+    return made
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), "1"])
+def test_times_that_are_none_are_refused_before_anything_is_done(wrong):
+    made = service()
+    with pytest.raises((TypeError, ValueError), match="a timeout is a number of seconds"):
+        made.await_ready(wrong)
+    with pytest.raises((TypeError, ValueError), match="a timeout is a number of seconds"):
+        made.shutdown(wrong)
+    assert [state.status for state in made.replicas] == ["restarting"], "it is not closed"

@@ -63,6 +63,7 @@ class Following:
         Raises:
             WorkerGroupClosedError: The group was shut down.
         """
+        group._open()  # noqa: SLF001 - first: a forked process waits for no lock
         with self._looking:
             deadline = deadline_after(_ANSWER_S)
             absent = group.absent_ranks

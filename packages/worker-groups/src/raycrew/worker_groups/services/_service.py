@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Literal, NoReturn, Self
 
 from raycrew.cluster_core import Cluster
+from raycrew.worker_groups._calls import deadline_after, left
 from raycrew.worker_groups._group import RayWorkerGroup
 from raycrew.worker_groups._start import EnvironmentOf, RayWorkerBuilder, bundles_of
 from raycrew.worker_groups.errors import WorkerFailureError, WorkerGroupClosedError
@@ -191,12 +192,14 @@ class Service:
             ServiceTimeoutError: Some were not in time.
             ServiceError: The server of one, or its worker, has failed for good.
             ServiceClosedError: The service was shut down.
+            TypeError: `timeout_s` is no number.
+            ValueError: It is `nan`.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = deadline_after(timeout_s)
         while waiting := [state for state in self.refresh() if state.status != "ready"]:
             if failed := [state for state in waiting if state.status == "failed"]:
                 raise _failed(self.name, failed[0])
-            if time.monotonic() >= deadline:
+            if left(deadline) == 0.0:
                 said = ", ".join(f"{state.rank} ({state.status}: {state.reason})" for state in waiting)
                 raise ServiceTimeoutError(f"replicas of {self.name!r} not ready in {timeout_s:g} s: {said}")
             time.sleep(_LOOK_S)
@@ -217,10 +220,15 @@ class Service:
 
         Returns:
             Whether each ended by itself (or was to be killed, with `force`), and nothing is left.
+
+        Raises:
+            TypeError: `timeout` is no number; nothing is done.
+            ValueError: The same of `nan`.
         """
+        timeout_s = self._options.grace_s + _END_S if timeout is None else timeout
+        deadline_after(timeout_s)  # what is no time is refused before anything is done
         self._closed = True
         self._following.end()
-        timeout_s = self._options.grace_s + _END_S if timeout is None else timeout
         return self._group.shutdown(None if force else "stop", timeout_s, force)
 
     def _check_open(self) -> None:
