@@ -167,8 +167,6 @@ def run_gc(
 ) -> Outcome:
     """Remove what nobody needs."""
     limit = size_in_bytes(max_size) if max_size is not None else None
-    if days is not None and not days >= 0:
-        raise SpecError(f"{days:g} is no number of days")
     kept = [_find(store, name).key for name in keep]
     rows = collect(
         store, older_than_days=days, max_bytes=limit, keep=kept, dry_run=dry_run, ignore_hidden=ignore_hidden

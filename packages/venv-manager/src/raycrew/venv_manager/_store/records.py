@@ -3,6 +3,7 @@
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from raycrew.venv_manager._store.root import CHOICES, SOURCES
@@ -16,8 +17,9 @@ def unused_since(store: Shelf, days: float) -> Iterator[Path]:
     before = time.time() - days * _DAY_S
     for name in (CHOICES, SOURCES):
         for file in sorted((store.root / name).glob("*.json")):
-            if not file.is_symlink() and file.stat().st_mtime < before:
-                yield file
+            with suppress(FileNotFoundError):  # another one has removed it
+                if not file.is_symlink() and file.stat().st_mtime < before:
+                    yield file
 
 
 def size_of(file: Path) -> int:

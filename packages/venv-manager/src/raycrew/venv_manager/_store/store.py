@@ -33,7 +33,8 @@ class Store(Shelf):
             root; those of `RAYCREW_VENV_TRUSTED_OWNERS` (separated by commas) may, too.
 
     Raises:
-        SpecError: Nothing says where the store is, or this machine does not know one of those owners.
+        SpecError: Nothing says where the store is, or this machine does not know one of those owners; or the
+            deadline is no time, or nothing could be built at the same time.
     """
 
     def __init__(
@@ -45,6 +46,10 @@ class Store(Shelf):
         max_builds: int = 2,
         trusted_owners: Collection[str] = (),
     ) -> None:
+        if not build_timeout_s >= 0:
+            raise errors.SpecError(f"build_timeout_s is {build_timeout_s}; it is a time of at least 0")
+        if not max_builds >= 1:
+            raise errors.SpecError(f"max_builds is {max_builds}: at least one environment is built at a time")
         super().__init__(root, environ, trusted_owners)
         self.build_timeout_s = build_timeout_s
         self.max_builds = max_builds

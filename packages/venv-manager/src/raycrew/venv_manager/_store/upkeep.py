@@ -5,6 +5,7 @@ import re
 import shutil
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from raycrew.venv_manager._store.building import Expectation, check, probe
 from raycrew.venv_manager._store.shelf import NAMES
 from raycrew.venv_manager._store.stamps import STAMP, Environment
 from raycrew.venv_manager._store.store import Store
-from raycrew.venv_manager.errors import ProbeError, StoreTimeoutError, UntrustedStoreError
+from raycrew.venv_manager.errors import ProbeError, SpecError, StoreTimeoutError, UntrustedStoreError
 
 _DAY_S = 86400.0
 _ENTRY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}")  # nothing else of a folder is ours, whatever it is
@@ -151,7 +152,13 @@ def collect(
         keep: Keys or names that stay.
         dry_run: Only say what would go.
         ignore_hidden: Processes that this user may not look into do not count.
+
+    Raises:
+        SpecError: A number of days or bytes is below zero, or none.
     """
+    for number, what in ((older_than_days, "days"), (max_bytes, "bytes")):
+        if number is not None and not number >= 0:
+            raise SpecError(f"{number} is no number of {what}")
     store.check()
     removed = _left_overs(store, dry_run, ignore_hidden)
     named = {link.name: link.resolve().parent.name for link in store.root.glob(f"{NAMES}/*")}
@@ -212,9 +219,11 @@ def _days(store: Store, key: str) -> float:
 def _old_records(store: Store, days: float, dry_run: bool) -> list[Removal]:
     found = []
     for file in records.unused_since(store, days):
-        found.append(Removal(file.stem, f"unused for {days:g} days", records.size_of(file), not dry_run))
-        if not dry_run:
-            records.remove(file)
+        with suppress(FileNotFoundError):
+            size = records.size_of(file)
+            if not dry_run:
+                records.remove(file)
+            found.append(Removal(file.stem, f"unused for {days:g} days", size, not dry_run))
     return found
 
 
@@ -227,6 +236,8 @@ def _remove(
         with locks.building(0.0), locks.unused() as free:
             if by := _used_by(store, key, free, ignore_hidden):
                 return Removal(key, by, 0, False)
+            if store.look(key) is None:
+                return Removal(key, "removed by another process", 0, False)
             if not dry_run:
                 store.remove_folder(environment.path)
                 store.forget(key)
@@ -250,10 +261,11 @@ def _left_overs(store: Store, dry_run: bool, ignore_hidden: bool) -> list[Remova
     for folder in sorted(store.root.glob("trash/*")):
         if not _TRASH.fullmatch(folder.name):
             continue
-        size = building.take(folder).own_bytes
-        if not dry_run:
-            shutil.rmtree(folder, ignore_errors=True)
-        found.append(Removal(folder.name, "left by an interrupted removal", size, not dry_run))
+        with suppress(FileNotFoundError):  # whoever takes it away at this moment says so
+            size = building.take(folder).own_bytes
+            if not dry_run:
+                shutil.rmtree(folder, ignore_errors=True)
+            found.append(Removal(folder.name, "left by an interrupted removal", size, not dry_run))
     for folder in sorted(store.root.iterdir() if store.root.is_dir() else ()):
         if _is_left_over(store, folder):
             found += _remove_left_over(store, folder, dry_run, ignore_hidden)

@@ -30,6 +30,16 @@ _sleepers: dict[str, threading.Event] = {}
 _guard = threading.Lock()
 
 
+def _begin_anew() -> None:
+    """In a forked process there is no thread that sleeps, nor one that leaves the guard."""
+    global _guard
+    _guard = threading.Lock()
+    _sleepers.clear()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
+
 class KeyLocks:
     """The locks of one environment.
 
