@@ -1,3 +1,4 @@
+import logging
 import os
 import pathlib
 import signal
@@ -174,6 +175,22 @@ class Server:
         return path
 
 
+@ray.remote(num_cpus=0)
+class Caller:
+    """Calls workers by the balancer of a handle, in its event loop."""
+
+    async def call(self, handle, times):
+        warnings = []
+
+        class Noting(logging.Handler):
+            def emit(self, record):
+                warnings.append(record.getMessage())
+
+        logging.getLogger("ray").addHandler(Noting(logging.WARNING))
+        pids = {(await handle.balancer.call("pid"))[0] for _ in range(times)}
+        return len(pids), warnings
+
+
 @pytest.fixture(scope="module")
 def connection(local_ray_session):
     with connected(local_ray_session):
@@ -210,6 +227,14 @@ def test_a_group_serves_calls_and_streams(group):
     with pytest.raises(TypeError, match="a key is"):
         by_key.call("pid")
     assert len(set(by_key.map("pid", range(100)))) == 3
+
+
+def test_nobody_is_warned_of_an_event_loop_that_is_not_blocked(connection):
+    with (
+        RayVirtualCluster([2], use_gpus=False) as cluster,
+        RayWorkerGroup(cluster, Server, enable_load_balancing=True) as group,
+    ):
+        assert ray.get(Caller.remote().call.remote(group.handle(), 4)) == (2, [])
 
 
 def test_least_outstanding_avoids_a_busy_worker(group, tmp_path):

@@ -48,6 +48,7 @@ def connected(monkeypatch):
         monkeypatch.setattr(module, "settle", settled)
     monkeypatch.setattr(telling, "check_session", lambda *_: None)
     monkeypatch.setattr(gathering, "is_stored", lambda ref: False)
+    monkeypatch.setattr(gathering, "raised_by", lambda ref, _: ref if isinstance(ref, Exception) else None)
 
 
 def test_a_callback_that_raises_that_a_group_is_closed_is_logged(caplog):
@@ -129,7 +130,7 @@ def test_watches_are_asked_once_for_all_that_have_died(monkeypatch):
 
 def test_who_only_waits_behind_a_proxy_loads_no_results(monkeypatch):
     loaded, told = [], []
-    monkeypatch.setattr(Connection, "get", lambda self, ref, timeout=None: loaded.append(ref))
+    monkeypatch.setattr(gathering, "raised_by", lambda ref, _: loaded.append(ref))
     calls = [b"large", ActorDiedError()]
 
     def future():

@@ -27,6 +27,7 @@ from raycrew.worker_groups._ray.compat import (
     own_job,
     own_namespace,
     own_node,
+    raised_by,
     runs_in_order,
     unwrap_actor_class,
 )
@@ -85,6 +86,7 @@ __all__ = [
     "own_namespace",
     "own_node",
     "put_record",
+    "raised_by",
     "records",
     "request_exit",
     "run_on_node",

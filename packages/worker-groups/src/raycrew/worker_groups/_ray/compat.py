@@ -1,6 +1,8 @@
 """Unusual or version-dependent Ray calls, one function each."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -11,6 +13,7 @@ from ray.experimental import get_local_object_locations
 from raycrew.worker_groups._ray.sessions import is_behind_proxy
 
 _TASK_ID_BYTES = 24
+_SLICE_S = 1.0
 
 
 def unwrap_actor_class(worker: Any) -> tuple[Any, dict[str, Any]]:
@@ -73,6 +76,20 @@ def own_call_id() -> bytes:
 def call_cancelled(method: str) -> Exception:
     """What a call raises that was taken back before it began."""
     return ray.exceptions.TaskCancelledError(error_message=f"{method} was cancelled before it began")
+
+
+def raised_by(ref: Any, go_on: Callable[[], object]) -> BaseException | None:
+    """What a call raised that has ended, or None; in an async actor Ray would warn of `ray.get`, as if it blocked.
+
+    Args:
+        ref: The call.
+        go_on: Called now and then; waiting ends with what it raises.
+    """
+    ended: Future[Any] = ref.future()
+    while True:
+        with suppress(TimeoutError):
+            return ended.exception(_SLICE_S)
+        go_on()
 
 
 #: Larger results go to a node's object store, and so does nothing that Ray says of a death.

@@ -21,7 +21,7 @@ from raycrew.worker_groups._calls.answers.waiting import (
     settle,
 )
 from raycrew.worker_groups._health import observed
-from raycrew.worker_groups._ray import is_death, is_stored, while_connected
+from raycrew.worker_groups._ray import is_death, is_stored, raised_by, while_connected
 from raycrew.worker_groups._worker import Join
 from raycrew.worker_groups.errors import (
     GroupResizedError,
@@ -313,11 +313,7 @@ class Gathering(Telling):
 
         A large result is not loaded: another worker may be meant to have it.
         """
-        with while_connected(self._check) as session:
+        with while_connected(self._check):
             if is_stored(end):
                 return False
-            try:
-                session.get(end)
-            except Exception as error:  # noqa: BLE001 - what the method raised is for whoever takes the result
-                return is_death(error)
-        return False
+            return (error := raised_by(end, self._check)) is not None and is_death(error)
