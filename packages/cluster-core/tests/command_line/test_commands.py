@@ -187,3 +187,53 @@ def test_reasons_are_whole_lines_through_a_pipe(capsys, monkeypatch):
     first, needed, *_ = capsys.readouterr().out.splitlines()
     assert first == "It never fits:"
     assert needed.startswith("  needed: 1 x 9 bundles") and needed.endswith("on empty nodes for 0")
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--bundle", "GPU=inf"], "'inf' is no amount"),
+        (["--bundle", "GPU=nan"], "'nan' is no amount"),
+        (["--bundle", "GPU=-1"], "'-1' is no amount"),
+        (["--bundle", "=1"], "'=1' is not NAME=AMOUNT"),
+        (["--bundle", "GPU"], "'GPU' is not NAME=AMOUNT"),
+        (["--bundle", "GPU=1,GPU=2"], "names GPU twice"),
+        (["--node-cpus", "nan"], "'nan' is no amount"),
+        (["--node-cpus", "-5"], "'-5' is no amount"),
+        (["--bundle", "CPU=4", "--node-cpus", "64"], "--node-cpus does, too"),
+        (["--domain-size", "0", "--segment-size", "1"], "'0' is no whole number above 0"),
+        (["--domain-size", "-2", "--segment-size", "1"], "'-2' is no whole number above 0"),
+    ],
+)
+def test_a_plan_of_what_can_not_be_meant_is_refused(capsys, arguments, told):
+    assert_bad_usage(capsys, ["plan", "--nodes", "4x8", "--request", "2x8", "--json", *arguments], told)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("arguments", [["--node-cpus", "4"], ["--domain-size", "2"]])
+def test_what_is_of_nodes_that_are_made_up_is_not_of_a_cluster(capsys, arguments):
+    asked = ["plan", "--address", "127.0.0.1:1", "--request", "2x8", "--json", *arguments]
+    assert_bad_usage(capsys, asked, "are of --nodes, not of a cluster that runs")
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--port-range", "9000-8000"], "is reversed"),
+        (["--port-range", "80-90"], "reaches outside 1024-65535"),
+        (["--address", "127.0.0.1:1"], "doctor takes either --local or --address"),
+    ],
+)
+def test_the_doctor_refuses_what_can_not_be_looked_at(capsys, arguments, told):
+    assert_bad_usage(capsys, ["doctor", "--local", "--json", *arguments], told)
+
+
+def assert_bad_usage(capsys, arguments, told):
+    try:
+        status = main(arguments)
+    except SystemExit as ended:
+        status = ended.code
+    message = json.loads(capsys.readouterr().out)["error"]["message"]
+    assert (status, told in message) == (2, True), message

@@ -41,6 +41,8 @@ def run_plan(options: argparse.Namespace) -> Outcome:
     )
     if (options.nodes is None) == (options.address is None):
         raise ValueError("plan takes either --nodes or --address")
+    if options.nodes is None and (options.node_cpus, options.domain_size) != (None, None):
+        raise ValueError("--node-cpus and --domain-size are of --nodes, not of a cluster that runs")
     if options.address is None:
         holders: dict[str, list[str]] = {}
         nodes = _made_up(
@@ -80,12 +82,18 @@ def _name(node: NodeState) -> str:
 
 
 def _made_up(
-    counts: Sequence[int], bundle: dict[str, float], cpus: float, domain_size: int | None, domain_label: str
+    counts: Sequence[int],
+    bundle: dict[str, float],
+    cpus: float | None,
+    domain_size: int | None,
+    domain_label: str,
 ) -> list[NodeState]:
     device = next((name for name in bundle if name != "CPU"), "CPU")
+    if device == "CPU" and cpus is not None:
+        raise ValueError("--nodes counts CPUs where a bundle has nothing else, and --node-cpus does, too")
     nodes = []
     for index, count in enumerate(counts):
-        total = {"CPU": cpus, device: float(count)}
+        total = {"CPU": cpus or 0.0, device: float(count)}
         labels = {domain_label: f"domain-{index // domain_size}"} if domain_size else {}
         nodes.append(NodeState(f"node-{index}", f"node-{index}", total, total, labels))
     return nodes
@@ -276,6 +284,8 @@ def _row(row: "NodeRow", n_groups: int) -> dict[str, Any]:
 
 def run_doctor(options: argparse.Namespace) -> Outcome:
     """The usual troubles."""
+    if options.local and options.address != "auto":
+        raise ValueError("doctor takes either --local or --address")
     address: str | None = None if options.local else options.address
     unclear: NoClusterError | None = None
     try:

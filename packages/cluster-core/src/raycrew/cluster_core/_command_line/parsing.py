@@ -1,6 +1,7 @@
 """What the command line is asked for: its parser, and one command run."""
 
 import argparse
+import math
 import re
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ import raycrew.cluster_core
 from raycrew.cluster_core._command_line import commands, subcommands, terminal
 from raycrew.cluster_core._connection import connection_advice, prepare_visit
 from raycrew.cluster_core._planning import STRATEGIES
+from raycrew.cluster_core._ports import check_port_range
 from raycrew.cluster_core.errors import ClusterError
 
 _GROUPS = re.compile(r"(?:(\d+)x)?(\d+)")
@@ -67,10 +69,10 @@ def parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     plan.add_argument(
         "--bundle", type=_amounts, default={"GPU": 1.0}, metavar="GPU=1,CPU=4", help="one bundle's needs"
     )
-    plan.add_argument("--node-cpus", type=float, default=0.0, help="CPUs of each node of --nodes")
+    plan.add_argument("--node-cpus", type=_amount, help="CPUs of each node of --nodes (default: none)")
     plan.add_argument("--strategy", choices=STRATEGIES, default="STRICT_PACK")
     plan.add_argument("--segment-size", type=int, help="logical nodes that share a domain")
-    plan.add_argument("--domain-size", type=int, help="nodes of --nodes per domain")
+    plan.add_argument("--domain-size", type=_positive, help="nodes of --nodes per domain")
     plan.add_argument(
         "--order",
         type=lambda text: [part.strip() for part in text.split(",")],
@@ -99,14 +101,38 @@ def _pair(text: str) -> tuple[int, int]:
     first, _, last = text.partition("-")
     if not (first.isdigit() and last.isdigit()):
         raise argparse.ArgumentTypeError(f"{text!r} is not FIRST-LAST")
-    return int(first), int(last)
+    try:
+        return check_port_range((int(first), int(last)))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _amounts(text: str) -> dict[str, float]:
+    amounts: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, amount = (word.strip() for word in part.partition("="))
+        if not name or not equals:
+            raise argparse.ArgumentTypeError(f"{text!r} is not NAME=AMOUNT,…")
+        if name in amounts:
+            raise argparse.ArgumentTypeError(f"{text!r} names {name} twice")
+        amounts[name] = _amount(amount)
+    return amounts
+
+
+def _amount(text: str) -> float:
     try:
-        return {name.strip(): float(amount) for name, amount in (part.split("=") for part in text.split(","))}
+        amount = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=AMOUNT,…") from None
+        amount = math.nan
+    if not 0 <= amount < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no amount")
+    return amount
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

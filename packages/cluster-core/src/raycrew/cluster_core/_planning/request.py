@@ -1,5 +1,6 @@
 """What a virtual cluster asks for, checked; and how much of it one node has room for."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -135,10 +136,12 @@ def check_strategy(strategy: str) -> None:
 
 
 def _check_bundle(bundle: Amounts) -> None:
-    if not any(amount > 0 for amount in bundle.values()) or min(bundle.values()) < 0:
-        raise ValueError(
-            f"a bundle needs at least one positive amount and no negative one, not {dict(bundle)}"
-        )
+    amounts = bundle.values()
+    if not any(amount > 0 for amount in amounts) or not all(0 <= amount < math.inf for amount in amounts):
+        said = "a bundle needs at least one positive amount and no negative one, and each is finite"
+        raise ValueError(f"{said}; not {dict(bundle)}")
+    if "" in bundle:
+        raise ValueError(f"a resource has a name, unlike one of {dict(bundle)}")
 
 
 def _check_selector(selector: Mapping[str, str]) -> None:
