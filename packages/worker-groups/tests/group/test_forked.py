@@ -1,4 +1,4 @@
-"""What belongs to a group, in a process that was forked while another thread was using it; no Ray is needed."""
+"""What belongs to a group, in a process that was forked while another thread used it; no Ray is needed."""
 
 import os
 import sys
@@ -44,7 +44,7 @@ def assert_in_child(check):
     if pid == 0:
         try:
             check()
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - told by its exit code
             sys.excepthook(*sys.exc_info())
             os._exit(1)
         os._exit(0)
@@ -71,7 +71,7 @@ def test_a_balancer_is_of_its_own_process():
                 lambda: list(balancer.as_completed("add", [1])),
             )
             for use in uses:
-                with pytest.raises(WorkerGroupClosedError, match="of the process that this one was forked from"):
+                with pytest.raises(WorkerGroupClosedError, match="that this one was forked from"):
                     use()
 
         with held(balancer._lock):

@@ -79,7 +79,7 @@ def call_cancelled(method: str) -> Exception:
 
 
 def raised_by(ref: Any, go_on: Callable[[], object]) -> BaseException | None:
-    """What a call raised that has ended, or None; in an async actor Ray would warn of `ray.get`, as if it blocked.
+    """What a call raised that has ended, or None; of `ray.get` Ray would warn in an async actor.
 
     Args:
         ref: The call.

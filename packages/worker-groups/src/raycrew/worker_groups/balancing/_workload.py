@@ -96,7 +96,7 @@ class Workload:
 
     @property
     def _lock(self) -> AbstractContextManager[Any]:
-        """One thread at a time, of the group's process: who held it as another one was forked is not there."""
+        """One thread at a time, of the group's process: whoever held it before a fork is not there after."""
         if os.getpid() != self._pid:
             whose = f"the balancer of {self._group.name!r} is of the process that this one was forked from"
             raise WorkerGroupClosedError(whose)
