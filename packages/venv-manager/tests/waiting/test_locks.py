@@ -15,7 +15,7 @@ import pytest
 from builds import BUILD, SPEC, child_environment, key_being_built, wait_until, whole_fake
 
 from raycrew.venv_manager import EnvironmentInUseError, Store, StoreError, StoreTimeoutError, collect, ensure
-from raycrew.venv_manager._waiting.locks import scratch
+from raycrew.venv_manager._waiting.temporary import scratch
 
 
 def _ensure_in(root, environ, barrier, results):
@@ -191,7 +191,7 @@ def test_scratch_of_killed_processes_is_cleared_and_no_other(tmp_path, monkeypat
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     code = """
 import sys
-from raycrew.venv_manager._waiting.locks import scratch
+from raycrew.venv_manager._waiting.temporary import scratch
 with scratch("raycrew-venv-test-") as folder:
     (folder / "file").write_text("")
     print(folder, flush=True)

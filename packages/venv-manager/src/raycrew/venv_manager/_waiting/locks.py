@@ -5,8 +5,6 @@ import fcntl
 import logging
 import os
 import platform
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -158,7 +156,7 @@ class KeyLocks:
             except OSError:
                 return True
             try:
-                mine = _try(descriptor, fcntl.LOCK_SH)
+                mine = try_lock(descriptor, fcntl.LOCK_SH)
             except OSError as error:
                 logger.debug("%s cannot be locked: %s", name, error)
                 os.close(descriptor)
@@ -236,7 +234,7 @@ def _need_locks(path: Path) -> None:
     """Refuse a file system without locks: filelock would wait for ever, or use locks that a kill leaves."""
     with _opened(path) as file:
         try:
-            _try(file.fileno(), fcntl.LOCK_SH)
+            try_lock(file.fileno(), fcntl.LOCK_SH)
         except OSError as error:
             raise _unlockable(path, error) from error
 
@@ -250,7 +248,7 @@ def _opened(path: Path) -> IO[str]:
 
 def _locked(path: Path, descriptor: int) -> bool:
     try:
-        return _try(descriptor, fcntl.LOCK_EX)
+        return try_lock(descriptor, fcntl.LOCK_EX)
     except OSError as error:
         raise _unlockable(path, error) from error
 
@@ -297,63 +295,10 @@ def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def _try(descriptor: int, operation: int) -> bool:
+def try_lock(descriptor: int, operation: int) -> bool:
+    """Whether a file is locked now: not if another one has it."""
     try:
         fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
-
-
-@contextlib.contextmanager
-def scratch(prefix: str) -> Iterator[Path]:
-    """A temporary folder; those of the same prefix that killed processes left go away, too.
-
-    Raises:
-        DiskFullError: No space is left for what is written there.
-        StoreError: There is no such folder, or it cannot be written to.
-    """
-    try:
-        top = Path(tempfile.gettempdir())
-    except OSError as error:
-        raise StoreError(
-            f"there is no folder for temporary files: {error}; is the disk full? TMPDIR names another folder"
-        ) from error
-    for left in top.glob(f"{prefix}*"):
-        _clear_if_left(left)
-    folder, descriptor = None, None
-    try:
-        folder, descriptor = _locked_folder(prefix)
-        yield folder
-    except VenvError:  # some of them are timeouts, and so OSErrors
-        raise
-    except OSError as error:
-        raise of_store(error, folder or top) from error
-    finally:
-        if folder is not None and descriptor is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(descriptor)
-
-
-def _locked_folder(prefix: str) -> tuple[Path, int]:
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=prefix))
-        with contextlib.suppress(FileNotFoundError):  # cleared by another one before it was locked
-            descriptor = os.open(folder, os.O_RDONLY)
-            try:
-                mine = _try(descriptor, fcntl.LOCK_EX) and folder.exists()
-            except OSError:  # such a folder cannot be locked here, nor cleared by anybody
-                mine = True
-            if mine:
-                return folder, descriptor
-            os.close(descriptor)
-
-
-def _clear_if_left(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            if os.fstat(descriptor).st_uid == os.geteuid() and _try(descriptor, fcntl.LOCK_EX):
-                shutil.rmtree(folder, ignore_errors=True)
-        finally:
-            os.close(descriptor)
