@@ -1,11 +1,14 @@
 """One decision for a group, from the facts of all members; with reasons, and the same on each of them."""
 
 import dataclasses
+import importlib.util
 import pickle
 import random
 
 import pytest
+import torch
 
+from raycrew.tensor_transport import _ray
 from raycrew.tensor_transport.errors import NoTransportError
 from raycrew.tensor_transport.transports import (
     MemberFacts,
@@ -15,6 +18,7 @@ from raycrew.tensor_transport.transports import (
     start_of,
     this_process,
 )
+from raycrew.tensor_transport.transports._choosing import WHY_NOT
 
 VERSIONS = {"raycrew-tensor-transport": "1", "torch": "2", "nccl": "2.29", "nixl": "1"}
 
@@ -156,3 +160,41 @@ def test_facts_of_this_process():
     assert ("object_store" in facts.unavailable) == (not facts.cluster) and "tcp" not in facts.unavailable
     assert all("\n" not in reason for reason in facts.unavailable.values())
     assert choose_transport([facts, facts]).name in ("shared_memory", "process_vm", "object_store", "tcp")
+
+
+@pytest.mark.parametrize(
+    ("name", "lacks", "reason"),
+    [
+        ("object_store", "ray", "Ray is not installed"),
+        ("nixl", "nixl", "NIXL is not installed"),
+        ("nixl", "ray", "Ray is not installed"),
+    ],
+)
+def test_a_missing_library_is_a_reason_and_no_crash(monkeypatch, name, lacks, reason):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None if module == lacks else module)
+    assert reason in WHY_NOT[name]()
+    assert reason in member_facts().unavailable[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "ask", "reason"),
+    [("gloo", "is_gloo_available", "without gloo"), ("nccl", "is_nccl_available", "without NCCL")],
+)
+def test_a_torch_without_a_collective_is_a_reason(monkeypatch, name, ask, reason):
+    for lacking in (ask, "is_available"):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.distributed, lacking, lambda: False)
+            assert reason in WHY_NOT[name]() and reason in member_facts().unavailable[name]
+
+
+def test_a_ray_that_moves_no_tensors_by_nixl_is_a_reason(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: module)
+    for connected, moves, reason in (
+        (False, True, "not connected to a Ray cluster"),
+        (True, False, "this version of Ray does not move tensors by NIXL"),
+        (True, True, None),
+    ):
+        monkeypatch.setattr(_ray, "is_connected", lambda connected=connected: connected)
+        monkeypatch.setattr(_ray, "moves_by_nixl", lambda moves=moves: moves)
+        found = WHY_NOT["nixl"]()
+        assert found is reason is None or reason in found
