@@ -17,7 +17,8 @@ from raycrew.tensor_transport.errors import (
 )
 from raycrew.tensor_transport.protocols import ByteStore, PeerGroup
 from raycrew.tensor_transport.testing import InProcessByteStore, LocalPeers
-from raycrew.tensor_transport.weights import WeightPublisher, WeightReceiver
+from raycrew.tensor_transport.testing._transports import bits_of, samples
+from raycrew.tensor_transport.weights import WeightPublisher, WeightReceiver, digest_weights
 from raycrew.tensor_transport.weights._update.spans import Span, Stopwatch
 
 
@@ -89,6 +90,19 @@ def test_any_state_dict_arrives_exactly(specs, bucket_bytes):
     WeightReceiver(model.load, store=store).apply(update)
     assert_same(model.tensors, state)
     assert all(b.size_bytes <= max(bucket_bytes, 125 * 8) for b in update.buckets)
+
+
+@pytest.mark.parametrize("form", [dict, lambda state: iter(state.items())])
+@pytest.mark.parametrize("bucket_bytes", [4096, 1 << 20])
+def test_tensors_of_every_dtype_and_layout_arrive_bit_by_bit(store, form, bucket_bytes):
+    state, kept = samples(), {}
+    update = WeightPublisher(store, bucket_bytes=bucket_bytes).publish(form(state))
+    WeightReceiver(kept.update, store=store).apply(update)
+    assert kept.keys() == state.keys() >= {"bfloat16", "float8_e4m3fn", "float4_e2m1fn_x2", "tied", "empty"}
+    for name, tensor in state.items():
+        assert (kept[name].dtype, kept[name].shape) == (tensor.dtype, tensor.shape), name
+        assert torch.equal(bits_of(kept[name]), bits_of(tensor)), name
+    assert digest_weights(kept) == digest_weights(state)
 
 
 def test_an_iterator_may_reuse_its_buffer(pair, model):

@@ -15,6 +15,7 @@ from raycrew.tensor_transport.errors import (
     WeightUpdateError,
 )
 from raycrew.tensor_transport.testing import InProcessByteStore
+from raycrew.tensor_transport.testing._transports import bits_of, samples
 from raycrew.tensor_transport.weights import WeightDirectory
 
 
@@ -76,6 +77,19 @@ def test_changes_alone_are_sent_and_arrive_exactly():
         assert update.partial == (number > 0)
         assert number == 0 or update.size_bytes < 0.2 * update.whole_bytes
         step(trainer.weights)
+
+
+def test_tensors_of_every_dtype_and_layout_are_told_bit_by_bit():
+    weights, source = samples(), DeltaSource()
+    held = {name: torch.zeros_like(tensor.detach().resolve_conj()) for name, tensor in weights.items()}
+    target = DeltaTarget(held)
+    for number in range(3):
+        target.load(source.encode(weights, full=number == 1).tensors)
+        source.commit()
+        for name, tensor in weights.items():
+            assert torch.equal(bits_of(held[name]), bits_of(tensor)), name
+        bits_of_first = weights["uint8"].numpy()
+        bits_of_first[7 * number] ^= 1  # Of which all dtypes are views.
 
 
 def test_an_update_that_was_not_committed_counts_as_if_it_had_never_been():

@@ -101,12 +101,12 @@ def test_random_layouts_move_exactly(maps, shapes, seed, dtype):
 @pytest.mark.parametrize("maps", [False, True])
 def test_any_bits_arrive_as_they_are(maps):
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
-    for dtype in (torch.bfloat16, torch.float16, torch.float8_e4m3fn):
+    for dtype in (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float4_e2m1fn_x2):
         weight = bits.view(dtype).reshape(256, -1)
         name = str(dtype).removeprefix("torch.")
         source = join_layouts(layout_of({"w": part}, rank=0) for part in [weight])
         target = Layout({"w": sharded(weight.shape, name, range(2), 1)})
-        targets = {r: {"w": torch.zeros(256, weight.shape[1] // 2, dtype=dtype)} for r in range(2)}
+        targets = {r: {"w": torch.empty(256, weight.shape[1] // 2, dtype=dtype)} for r in range(2)}
         move(plan_reshard(source, target), {0: {"w": weight}}, targets, LendingTransport(maps))
         found = torch.cat([targets[r]["w"].view(torch.uint8) for r in range(2)], 1)
         assert torch.equal(found, weight.view(torch.uint8).reshape(256, -1))
