@@ -25,9 +25,11 @@ from grpo.history import PHASES, Evaluation, Event, History, StepRecord
 from grpo.objective import group_advantages, grpo_loss, masked_mean
 from grpo.options import parse_options
 from grpo.report import write_report
+from grpo.startup import StartClock, start_rows, start_table
 from grpo.task import SortingTask, verify
 from raycrew.cluster_core import ClusterError
 from raycrew.venv_manager import Environment, VenvError
+from raycrew.worker_groups import StartupReport
 
 
 def test_what_an_environment_takes_is_told_of_its_stamp(monkeypatch, capsys):
@@ -209,6 +211,26 @@ def test_report_leaves_a_picture_and_every_figure(tmp_path):
     ]
     assert content["evaluations"][1] == {"step": 2, "reward": 0.5}
     assert history.summary == "held-out reward 0.05 -> 0.50"
+
+
+def test_a_start_is_told_phase_by_phase(capsys):
+    clock = StartClock(iter([0.0, 1.0, 5.0, 25.0, 30.0, 30.5]).__next__)
+    for phase in ("Ray", "groups", "Ray"):
+        with clock.phase(phase):
+            pass
+    took = {"placement": 0.1, "process": 2.0, "import": 10.0, "init": 4.0}
+    slow = {**took, "init": 6.0}
+    report = StartupReport("generator", 0.5, {0: took, 1: slow}, 18.5)
+    rows = start_rows(clock.seconds, [report], among="groups")
+    what = "  generator: import 10.0, init 6.0, process 2.0"
+    assert rows == [("Ray", 1.5), ("groups", 20.0), (what, 18.5), ("all", 21.5)]
+    Console(width=80).print(start_table(rows))
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[1:]] == [
+        "1.5",
+        "20.0",
+        "18.5",
+        "21.5",
+    ]
 
 
 @pytest.mark.long
