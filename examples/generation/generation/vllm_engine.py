@@ -67,7 +67,7 @@ class VllmEngine(Engine):
             output_kind=RequestOutputKind.DELTA,
             skip_clone=True,  # it is this request's alone
         )
-        adapter = None if request.adapter is None else self._adapters[request.adapter]
+        adapter = None if request.adapter is None else self._adapter(request.adapter)
         prompt = {"prompt_token_ids": list(request.prompt)}
         self._engine.add_request(request.id, prompt, params, lora_request=adapter)
 
@@ -95,8 +95,8 @@ class VllmEngine(Engine):
         self._engine.reset_prefix_cache(reset_running_requests=True)
 
     def reset_prefix_cache(self) -> None:
-        """See `Engine`."""
-        self._engine.reset_prefix_cache()
+        """See `Engine`; while a request runs, vLLM forgets nothing unless what that has is computed anew."""
+        self.forget_computed()
 
     def load(self) -> EngineLoad:
         """What vLLM's own metrics tell, which are those of its last step."""
@@ -146,7 +146,9 @@ class VllmEngine(Engine):
         if name not in self._adapters and len(self._adapters) == self.options.max_adapters:
             raise RefusedError(f"adapter {name!r}: {len(self._adapters)} are loaded, which is the most")
         self.unload_adapter(name, missing_ok=True)
-        adapter = LoRARequest(name, next(self._adapter_numbers), path)
+        number = next(self._adapter_numbers)
+        # vLLM's prefix cache knows adapters by name and folder, which may be those of the one before.
+        adapter = LoRARequest(f"{name}-{number}", number, path)
         self._engine.add_lora(adapter)
         self._adapters[name] = adapter
 
@@ -161,6 +163,10 @@ class VllmEngine(Engine):
         """See `Engine`."""
         if name not in self._adapters:
             super().check_adapter(name)
+
+    def _adapter(self, name: str) -> LoRARequest:
+        self.check_adapter(name)  # it may have been unloaded while the request waited in a pause
+        return self._adapters[name]
 
 
 class _InThread:
