@@ -261,3 +261,11 @@ def test_a_stopped_server_does_not_keep_the_host_from_closing(host, monkeypatch,
     host.close()
     assert not any(is_running(process.pid) for process in everything)
     assert run(host, "two", 1, "pid", dumps(pid), 0).stop == "lost"
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGRTMIN + 1, "signal 35")]
+)
+def test_an_item_that_ends_its_process_by_any_signal_is_to_blame(host, number, name):
+    report = run(host, "call", 1, "die", dumps(lambda number: os.kill(os.getpid(), number)), int(number))
+    assert (report.stop, report.detail) == ("crash", f"was killed by {name}")

@@ -249,7 +249,8 @@ def translated(command: Sequence[str], returncode: int, tail: str) -> errors.UvE
             break
     else:
         if returncode < 0:
-            advice = f"it was ended by {signal.Signals(-returncode).name} (out of memory?)"
+            named = {one.value: one.name for one in signal.Signals}  # not all real-time ones
+            advice = f"it was ended by {named.get(-returncode, f'signal {-returncode}')} (out of memory?)"
     verb = next((word for word in command[1:] if not word.startswith("-")), "")
     return kind(
         f"uv {verb} failed: {advice}\n{tail}\n(command: {shlex.join(command)})",

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,7 @@ from raycrew.worker_groups._fan_out.outcomes import (
     ItemTimeoutError,
 )
 from raycrew.worker_groups._fan_out.processes import BatchReport, Finished, Function, dumps
-from raycrew.worker_groups._fan_out.reports import ended_items
+from raycrew.worker_groups._fan_out.reports import ended_items, failure_in
 from raycrew.worker_groups._fan_out.warm_pool import Member, Pool
 from raycrew.worker_groups._health import observed
 from raycrew.worker_groups._ray import while_connected
@@ -296,9 +297,10 @@ class Run:
 
     def _settle(self, entry: Entry, end: Finished) -> None:
         if not end.ok:
-            cause, name, message, trace = pickle.loads(end.payload)
+            cause, name, message, trace = failure_in(end.payload)
             if cause is not None:
-                cause.add_note(f"In the process that ran item {entry.index}:\n{trace}")
+                with suppress(Exception):  # of a class that allows none
+                    cause.add_note(f"In the process that ran item {entry.index}:\n{trace}")
             reason = f"{name}: {message}" if cause is not None else f"{name}: {message}\n{trace}"
             self._fail(entry, ItemError, reason, cause, end.seconds)
             return

@@ -164,15 +164,18 @@ def _go_back(home: str) -> None:
 
 
 def _pack_failure(error: BaseException) -> bytes:
-    """Pickle an exception (None if it would not survive that), its type's name, message and traceback."""
+    """Pickle an exception (None if it would not survive that), its type's name, message and traceback.
+
+    The exception is a pickle of its own: its class may not be there where the others are read.
+    """
     trace = "".join(traceback.format_exception(error))
     name, message = type(error).__qualname__, _message(error)
     try:
-        data = dumps((error, name, message, trace))
-        pickle.loads(data)
+        data: bytes | None = dumps(error)
+        pickle.loads(data)  # type: ignore[arg-type]
     except BaseException:  # noqa: BLE001 - exceptions with odd constructors do not come back from a pickle
-        data = dumps((None, name, message, trace))
-    return data
+        data = None
+    return dumps((data, name, message, trace))
 
 
 def _message(error: BaseException) -> str:

@@ -191,4 +191,5 @@ def _loading(position: int) -> Stop:
 def _in_words(status: int) -> str:
     if status >= 0:
         return f"exited with code {status}"
-    return f"was killed by {signal.Signals(-status).name}"
+    named = {one.value: one.name for one in signal.Signals}  # not all real-time ones
+    return f"was killed by {named.get(-status, f'signal {-status}')}"
