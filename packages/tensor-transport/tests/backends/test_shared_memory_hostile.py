@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from raycrew.tensor_transport import RTensor, ShardRegistry, StaleHandleError, TransportError
-from raycrew.tensor_transport._bytes.shared.arena_files import Header
+from raycrew.tensor_transport._bytes.shared.arena_files import Arena, Header
 from raycrew.tensor_transport._bytes.shared.mappings import map_for_reading
 from raycrew.tensor_transport.backends.shared_memory import SharedMemoryBackend
 
@@ -142,7 +142,7 @@ def test_results_that_are_kept_cost_few_descriptors():
     shards = backend.put([torch.full((MIB * 8,), float(i)) for i in range(8)])
     kept = [read(backend, *shards) for _ in range(10)]
     kept += [read(backend, shard) for shard in shards for _ in range(3)]
-    assert descriptors() - before <= 4
+    assert descriptors() - before == 2, "of the owner and its arena: results have none"
     for results in kept[:10]:
         assert [float(t[7]) for t in results] == list(range(8))
     kept[0][0].fill_(-1)
@@ -276,6 +276,26 @@ def test_a_handle_names_no_file_elsewhere(backend, name):
         read(backend, shard)
     with pytest.raises(StaleHandleError, match="is no name of an arena"):
         backend.release([shard])
+
+
+def test_an_arena_that_somebody_cut_is_an_error_and_no_signal(backend):
+    (shard,) = backend.put([torch.ones(MIB * 2)])
+    kept = read(backend, shard)
+
+    def work():
+        os.truncate(backend._arenas.path(shard.locator[0]), 4096)
+        with pytest.raises(StaleHandleError):
+            read(backend, shard)
+        return len(kept)
+
+    assert in_fork(work) == 1
+
+
+def test_nobody_cuts_memory_without_a_name():
+    arena = Arena(None, 4096)
+    with pytest.raises(PermissionError):
+        os.truncate(arena.path, 4096)
+    arena.close()
 
 
 def test_a_descriptor_that_is_another_file_by_now_holds_nothing():

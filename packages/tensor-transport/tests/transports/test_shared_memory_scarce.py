@@ -13,6 +13,7 @@ from forking import in_a_child
 
 from raycrew.tensor_transport._bytes import ArenaMaps, ArenaReader
 from raycrew.tensor_transport.errors import StaleHandleError, TransportError
+from raycrew.tensor_transport.transports import SharedMemoryTransport
 
 pytestmark = pytest.mark.hostile
 
@@ -141,7 +142,6 @@ def test_a_file_that_is_cut_short_is_an_error_and_no_signal(pair, offers, size):
         for act in (lambda: pulled(reader, offer), lambda: reader.map(offer)):
             with pytest.raises(StaleHandleError):
                 act()
-        os.truncate(path_of(offer), 2 * MIB)  # Its owner looks at it when it ends.
         return pulled(reader, offers[2]) == {2}
 
     assert in_a_child(child)
@@ -186,6 +186,81 @@ def test_a_lease_ends_without_harm_to_a_file_that_has_its_number(pair, offers):
         del view
         assert os.fstat(lease).st_size == 2 * MIB
         os.close(lease)
+
+
+@pytest.mark.parametrize("closed", ["closed", "another file's"])
+def test_a_view_keeps_its_lease_whoever_closes_its_descriptor(pair, closed):
+    """As programs do that close all descriptors which they don't know."""
+    owner, reader = pair
+    offer = owner.offer(np.full(MIB, 1, np.uint8))
+    before = set(descriptors(path_of(offer)))
+    view = reader.map(offer)
+    (lease,) = set(descriptors(path_of(offer))) - before
+    with tempfile.TemporaryFile() as other:
+        os.close(lease) if closed == "closed" else os.dup2(other.fileno(), lease)
+        owner.withdraw([offer])
+        later = owner.offer(np.full(MIB, 2, np.uint8))
+        assert set(view.tolist()) == {1} and later.key.spot.arena != offer.key.spot.arena
+        del view
+        owner.withdraw([later])
+        found = {owner.offer(np.full(MIB, 3, np.uint8)).key.spot.arena for _ in range(2)}
+        assert found == {offer.key.spot.arena, later.key.spot.arena}, "the lease went with the view"
+        if closed != "closed":
+            os.close(lease)
+
+
+@pytest.mark.parametrize("closed", ["closed", "another file's"])
+def test_an_owner_whose_descriptor_somebody_closed_uses_no_memory_anew_that_is_read(pair, closed):
+    owner, reader = pair
+    offer = owner.offer(np.full(MIB, 1, np.uint8))
+    own = descriptors(path_of(offer))
+    view = reader.map(offer)
+    with tempfile.TemporaryFile() as other:
+        for fd in own:
+            os.close(fd) if closed == "closed" else os.dup2(other.fileno(), fd)
+        owner.withdraw([offer])
+        later = owner.offer(np.full(MIB, 2, np.uint8))
+        assert set(view.tolist()) == {1} and pulled(reader, later) == {2}
+        owner.close()
+        if closed != "closed":
+            for fd in own:
+                os.close(fd)  # Its number is another file's still.
+
+
+def test_a_session_goes_on_whoever_closes_the_descriptors_of_its_locks(folder, pair):
+    owner, reader = pair
+    offer = owner.offer(np.full(MIB, 1, np.uint8))
+    own = Path(offer.key.folder)
+    locks = [fd for path in own.iterdir() if path.suffix for fd in descriptors(path)]
+    assert len(locks) == 3, "two sessions, and an owner in one of them"
+    for fd in locks:
+        os.close(fd)
+    SharedMemoryTransport(directory=folder).close()  # It removes what is left of sessions that are over.
+    assert pulled(reader, offer) == {1}
+    owner.close()
+    reader.close()
+    assert not list(own.iterdir())
+
+
+@pytest.mark.parametrize("size", [0, 4096, MIB])
+def test_an_owner_whose_memory_somebody_cut_takes_other_memory(pair, size):
+    def child():
+        owner, reader = pair
+        offer = owner.offer(np.full(1000, 1, np.uint8))
+        os.truncate(path_of(offer), size)
+        later = owner.offer(np.full(1000, 2, np.uint8))
+        owner.withdraw([offer])
+        with pytest.raises(StaleHandleError):
+            pulled(reader, offer)
+        found = pulled(reader, later)
+        owner.close()
+        return found == {2} and later.key.spot.arena != offer.key.spot.arena
+
+    assert in_a_child(child)
+
+
+def test_an_owner_has_one_descriptor_for_an_arena(pair, offers):
+    assert [len(descriptors(path_of(offer))) for offer in offers] == [1] * COUNT
 
 
 def test_no_descriptor_at_all_is_an_error_by_name(pair, offers):

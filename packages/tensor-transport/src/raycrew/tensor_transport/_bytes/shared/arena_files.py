@@ -10,6 +10,7 @@ import fcntl
 import mmap
 import os
 import secrets
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from raycrew.tensor_transport._bytes.memory import copy_bytes
-from raycrew.tensor_transport._bytes.shared.own_files import HEADER_BYTES, open_own, remove, try_lock
+from raycrew.tensor_transport._bytes.shared.file_memory import map_file
+from raycrew.tensor_transport._bytes.shared.own_files import (
+    HEADER_BYTES,
+    OwnFile,
+    open_own,
+    remove,
+    try_lock,
+)
 from raycrew.tensor_transport.errors import TransportError
 from raycrew.tensor_transport.protocols import Bytes
 
@@ -102,34 +110,51 @@ class Arena:
     """An arena that this process owns, mapped for as long as the owner lives.
 
     Without a path it is a file without a name, which readers open through this process, and which the kernel
-    removes with the last process that has it open.
+    removes with the last process that has it open; nobody can cut it. One that somebody has cut, or closed,
+    has nothing in it and takes nothing more.
     """
 
     def __init__(self, path: Path | None, capacity: int) -> None:
         self.capacity = capacity
         if path is None:
-            self._fd = os.memfd_create("raycrew", os.MFD_CLOEXEC)
+            fd = os.memfd_create("raycrew", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         else:
-            self._fd = open_own(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        self.path = path or Path(f"/proc/{os.getpid()}/fd/{self._fd}")
+            fd = open_own(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        self.path = path or Path(f"/proc/{os.getpid()}/fd/{fd}")
         self.is_named = path is not None
+        self._file = OwnFile(fd)
+        self._size_bytes = HEADER_BYTES + capacity
         try:
             # All pages now: a full file system is an error here, and not a SIGBUS while copying.
-            os.posix_fallocate(self._fd, 0, HEADER_BYTES + capacity)
-            self._map = mmap.mmap(self._fd, HEADER_BYTES + capacity)
+            os.posix_fallocate(fd, 0, self._size_bytes)
+            if path is None:
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+            mapped = map_file(fd, self._size_bytes, "write")
         except OSError as error:
-            os.close(self._fd)
+            os.close(fd)
             if self.is_named:
                 self.path.unlink(missing_ok=True)
             raise TransportError(
                 f"no room for an arena of {capacity} bytes in {self.path.parent}: {error}"
             ) from error
-        self.header = Header(np.frombuffer(self._map, np.int64, HEADER_BYTES // 8))
-        self.data: Bytes = np.frombuffer(self._map, np.uint8, capacity, HEADER_BYTES)
+        self._mapped = weakref.ref(mapped)
+        self._header = Header(mapped[:HEADER_BYTES].view(np.int64))
+        self.data: Bytes = mapped[HEADER_BYTES:]
+        del mapped
         if path is None:
             self.header.begin_anywhere()
         self.header.restart()
         self._used = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its file is what it was: to look at memory that was cut is a SIGBUS."""
+        return self._file.size_bytes() == self._size_bytes
+
+    @property
+    def header(self) -> Header:
+        """What is in it."""
+        return self._header if self.is_whole else Header(np.zeros(_TABLE, np.int64))
 
     def append(self, raw: Bytes, step: int | None) -> tuple[int, int] | None:
         """Copy bytes in; their (offset, slot), or None where they do not fit."""
@@ -143,7 +168,8 @@ class Arena:
         return self._note(size_bytes, None) if self._fits(size_bytes) else None
 
     def _fits(self, size_bytes: int) -> bool:
-        return self._used + size_bytes <= self.capacity and len(self.header.slots) < MAX_SLOTS
+        header, room = self.header, self._used + size_bytes <= self.capacity
+        return room and header is self._header and len(header.slots) < MAX_SLOTS
 
     def _note(self, size_bytes: int, step: int | None) -> tuple[int, int]:
         offset = self._used
@@ -152,18 +178,18 @@ class Arena:
 
     def recycle(self) -> bool:
         """Begin anew if every shard is released and nobody reads; whether that was so."""
-        if len(self.header.live) or not try_lock(self._fd, fcntl.LOCK_EX):
+        if not self.is_whole or len(self.header.live) or not try_lock(self._file.fd, fcntl.LOCK_EX):
             return False
         try:
             self.header.restart()
             self._used = 0
         finally:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            fcntl.flock(self._file.fd, fcntl.LOCK_UN)
         return True
 
     def close(self) -> None:
-        """Unmap; the file goes if nothing in it is wanted any more."""
-        wanted = bool(len(self.header.live))
+        """Unmap; the file goes if nothing in it is wanted any more, as far as that can be told."""
+        wanted = not self.is_whole or bool(len(self.header.live))
         is_unmapped = self.let_go()
         if not self.is_named or wanted:
             return
@@ -178,14 +204,10 @@ class Arena:
         Returns:
             Whether nobody in this process holds any of its bytes.
         """
-        self.header = Header(np.empty(0, np.int64))
+        self._header = Header(np.empty(0, np.int64))
         self.data = np.empty(0, np.uint8)
-        os.close(self._fd)
-        try:
-            self._map.close()
-        except BufferError:
-            return False
-        return True
+        self._file.close()
+        return self._mapped() is None
 
 
 @contextlib.contextmanager

@@ -1,11 +1,12 @@
-"""Files mapped for reading only, without a descriptor that has to be kept with the mapping."""
+"""Files mapped without a descriptor that has to be kept with the mapping, or kept open by one."""
 
 import ctypes
 import functools
 import mmap
 import os
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,8 +15,20 @@ from raycrew.tensor_transport.protocols import Bytes
 _FAILED = ctypes.c_void_p(-1).value
 
 
-def map_file(fd: int, size_bytes: int) -> Bytes:
-    """The first bytes of an open file in place, read-only, until nobody has any of them.
+_NONE = 0  # Linux's PROT_NONE
+_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
+_WAYS = {
+    "read": (mmap.PROT_READ, mmap.MAP_SHARED),
+    "write": (_READ_WRITE, mmap.MAP_SHARED),
+    "private": (_READ_WRITE, mmap.MAP_PRIVATE),
+}
+
+
+def map_file(fd: int, size_bytes: int, way: Literal["read", "write", "private"] = "read") -> Bytes:
+    """The first bytes of an open file in place, until nobody has any of them.
+
+    What is written to a private mapping stays in it. The file stays open, with its locks, for as long as the
+    mapping lives.
 
     A mapping by Python's `mmap` keeps a descriptor: these run out, and one that somebody has closed is closed
     once more with the mapping, whichever file has its number by then.
@@ -23,25 +36,37 @@ def map_file(fd: int, size_bytes: int) -> Bytes:
     Raises:
         OSError: There is no address space, or no memory for one more mapping (ENOMEM).
     """
-    kernel = _kernel()
-    address = kernel.mmap(None, size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
-    if address == _FAILED:
-        error = ctypes.get_errno()
-        raise OSError(error, f"{size_bytes} bytes can't be mapped: {os.strerror(error)}")
-    return np.asarray(_Mapping(kernel, address, size_bytes))
+    return np.asarray(_Mapping(_map(fd, size_bytes, *_WAYS[way]), size_bytes, is_read_only=way == "read"))
+
+
+def hold_open(fd: int) -> Callable[[], object]:
+    """Keep an open file open, with its locks, whoever closes its descriptor; what is given ends that.
+
+    Raises:
+        OSError: There is no memory for one more mapping (ENOMEM).
+    """
+    return functools.partial(_kernel().munmap, _map(fd, mmap.PAGESIZE, _NONE, mmap.MAP_SHARED), mmap.PAGESIZE)
 
 
 class _Mapping:
     """Presents a mapping to numpy; it goes with the last array over it."""
 
-    def __init__(self, kernel: Any, address: int, size_bytes: int) -> None:
-        weakref.finalize(self, kernel.munmap, address, size_bytes).atexit = False
+    def __init__(self, address: int, size_bytes: int, *, is_read_only: bool) -> None:
+        weakref.finalize(self, _kernel().munmap, address, size_bytes).atexit = False
         self.__array_interface__: dict[str, Any] = {
             "version": 3,
             "typestr": "|u1",
             "shape": (size_bytes,),
-            "data": (address, True),
+            "data": (address, is_read_only),
         }
+
+
+def _map(fd: int, size_bytes: int, protection: int, flags: int) -> int:
+    address: int = _kernel().mmap(None, size_bytes, protection, flags, fd, 0)
+    if address == _FAILED:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{size_bytes} bytes can't be mapped: {os.strerror(error)}")
+    return address
 
 
 @functools.cache

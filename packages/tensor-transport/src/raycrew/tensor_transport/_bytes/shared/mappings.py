@@ -1,7 +1,6 @@
 """Arenas as their readers see them: mapped privately, once per process and generation."""
 
 import bisect
-import mmap
 import os
 import threading
 import weakref
@@ -15,6 +14,7 @@ import torch
 from raycrew.tensor_transport._bytes.gone import stale
 from raycrew.tensor_transport._bytes.memory import private_copy, tensor_over
 from raycrew.tensor_transport._bytes.shared.arena_files import Header
+from raycrew.tensor_transport._bytes.shared.file_memory import map_file
 from raycrew.tensor_transport._bytes.shared.forks import remake_in_child
 from raycrew.tensor_transport._bytes.shared.own_files import (
     HEADER_BYTES,
@@ -26,6 +26,7 @@ from raycrew.tensor_transport._bytes.shared.own_files import (
 )
 from raycrew.tensor_transport._rows import ShardRead
 from raycrew.tensor_transport.errors import TransportError
+from raycrew.tensor_transport.protocols import Bytes
 
 MAP_BYTES = 1 << 20
 MAP_SHARE = 8
@@ -39,27 +40,42 @@ class Place(NamedTuple):
     slot: int
 
 
-class PrivateMap(mmap.mmap):
+class PrivateMap:
     """An arena mapped privately, under a lease that lives as long as the mapping.
 
     Writes to it stay in it, so each run of its bytes is given to one reader only.
     """
 
-    _given: list[tuple[int, int]]
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        self._raw = map_file(fd, size_bytes, "private")
+        self._given: list[tuple[int, int]] = []
+        self.__array_interface__ = self._raw.__array_interface__
+
+    @property
+    def raw(self) -> Bytes:
+        """All bytes of the file in place, which keep this object."""
+        return np.asarray(self)
 
     @property
     def header(self) -> Header:
         """The arena's header, as its owner has it now."""
-        return Header(np.frombuffer(self, np.int64, HEADER_BYTES // 8))
+        return Header(self.raw[:HEADER_BYTES].view(np.int64))
 
     @property
     def capacity(self) -> int:
         """Bytes of the arena."""
-        return len(self) - HEADER_BYTES
+        return self._raw.size - HEADER_BYTES
+
+    def is_whole(self, path: Path) -> bool:
+        """Whether the file is still there, and nobody has cut it."""
+        try:
+            return path.stat().st_size == self._raw.size
+        except OSError:
+            return False
 
     def give(self, start: int, stop: int) -> bool:
         """Whether these bytes were given to nobody yet; they are now."""
-        given = self.__dict__.setdefault("_given", [])
+        given = self._given
         i = bisect.bisect_left(given, (start, stop))
         if (i and given[i - 1][1] > start) or (i < len(given) and given[i][0] < stop):
             return False
@@ -82,7 +98,7 @@ class SharedMaps:
     def find(self, path: Path, generation: int) -> PrivateMap | None:
         """The mapping of an arena that is still there."""
         found = self._maps.get((str(path), generation))
-        return found if found is not None and path.exists() else None
+        return found if found is not None and found.is_whole(path) else None
 
     def share(self, path: Path, mapped: PrivateMap) -> PrivateMap:
         """Have later reads use a mapping; the one to use, as another thread may have been faster."""
@@ -130,7 +146,7 @@ def read_arena(
 def map_for_reading(path: Path, timeout_s: float | None = None) -> PrivateMap | None:
     """Map an arena under a lease; None where the file is gone.
 
-    The mapping's own descriptor keeps the shared lock.
+    The mapping keeps the shared lock.
 
     Raises:
         TransportTimeoutError: An owner that is just about to use the arena anew did not let go of it.
@@ -150,8 +166,8 @@ def map_for_reading(path: Path, timeout_s: float | None = None) -> PrivateMap | 
         if os.fstat(fd).st_size <= HEADER_BYTES:
             return None
         share(fd, in_time(path, timeout_s))
-        return PrivateMap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-    except (OSError, ValueError) as error:
+        return PrivateMap(fd, os.fstat(fd).st_size)
+    except OSError as error:
         if isinstance(error, TransportError):
             raise
         raise TransportError(f"{path} can't be mapped: {error}") from error
@@ -166,7 +182,7 @@ def _in_place(mapped: PrivateMap, read: ShardRead, place: Place) -> torch.Tensor
     part = _part(mapped, read, place)
     start, size = place.offset, read.shard.size_bytes
     if part.is_contiguous():
-        first = np.frombuffer(mapped, np.uint8, 1, HEADER_BYTES).__array_interface__["data"][0]
+        first = mapped.raw.__array_interface__["data"][0] + HEADER_BYTES
         start, size = part.data_ptr() - first, part.nbytes
     return part if not part.numel() or _MAPS.give(mapped, start, start + size) else None
 
@@ -183,5 +199,5 @@ def _part(mapped: PrivateMap | None, read: ShardRead, place: Place) -> torch.Ten
         raise stale(shard, "it was released")
     if place.offset < 0 or place.offset + shard.size_bytes > mapped.capacity:
         raise stale(shard, f"bytes {place.offset}.. of its memory are not there")
-    raw = np.frombuffer(mapped, np.uint8, shard.size_bytes, HEADER_BYTES + place.offset)
+    raw = mapped.raw[HEADER_BYTES + place.offset :][: shard.size_bytes]
     return read.of(tensor_over(raw, shard.torch_dtype, shard.shape))

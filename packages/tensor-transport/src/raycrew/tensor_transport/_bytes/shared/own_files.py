@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from raycrew.tensor_transport._bytes.shared.file_memory import hold_open
 from raycrew.tensor_transport.errors import TransportError, TransportTimeoutError
 
 PREFIX = "raycrew-"
@@ -89,18 +90,41 @@ def is_descriptor(path: Path) -> bool:
     return str(path).startswith("/proc/")
 
 
+class OwnFile:
+    """A file that this process has open under a number, for which somebody may close it by mistake."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._file = os.fstat(fd)
+
+    def size_bytes(self) -> int:
+        """How long it is now; 0 where it was closed, and maybe the number given to another file."""
+        with contextlib.suppress(OSError):
+            found = os.fstat(self.fd)
+            if os.path.samestat(found, self._file):
+                return found.st_size
+        return 0
+
+    def close(self) -> None:
+        """Close it, unless somebody has."""
+        if _is_open(self.fd, self._file):
+            os.close(self.fd)
+
+
 class LockFile:
-    """A file that is locked for as long as this object is open."""
+    """A file that is locked for as long as this object is open, whoever closes its descriptor."""
 
     def __init__(self, path: Path, *, shared: bool) -> None:
         self.path = path
-        self._fd: int | None = _open_locked(path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        self._open: OwnFile | None = OwnFile(_open_locked(path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX))
+        self._let_go = hold_open(self._open.fd)
 
     def close(self) -> None:
         """Give the lock up, unless another process was forked while it was held; idempotent."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        if self._open is not None:
+            self._let_go()
+            self._open.close()
+            self._open = None
 
 
 def remove(path: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from raycrew.tensor_transport._bytes.closing import Closing
 from raycrew.tensor_transport._bytes.memory import copy_part
 from raycrew.tensor_transport._bytes.shared.arena_files import RELEASED_IN, SIZE, Header
-from raycrew.tensor_transport._bytes.shared.file_memory import map_file
+from raycrew.tensor_transport._bytes.shared.file_memory import hold_open, map_file
 from raycrew.tensor_transport._bytes.shared.forks import remake_in_child
 from raycrew.tensor_transport._bytes.shared.own_files import (
     HEADER_BYTES,
@@ -117,11 +117,19 @@ class ArenaMaps:
 
 
 class Lease:
-    """An arena in place, which its owner does not use anew for as long as this lives."""
+    """An arena in place, which its owner does not use anew for as long as this lives.
+
+    Whoever closes the descriptor, as some programs do with all that they don't know, does not end it.
+    """
 
     def __init__(self, mapped: Bytes, fd: int, path: Path, file: os.stat_result, maps: ArenaMaps) -> None:
         self.mapped, self.address = mapped, mapped.__array_interface__["data"][0]
-        weakref.finalize(self, maps.end_lease, fd, path, file).atexit = False
+        weakref.finalize(self, _end, hold_open(fd), maps, fd, path, file).atexit = False
+
+
+def _end(let_go: Callable[[], object], maps: ArenaMaps, fd: int, path: Path, file: os.stat_result) -> None:
+    let_go()
+    maps.end_lease(fd, path, file)
 
 
 class ArenaReader(Closing):
