@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import socket
 import threading
@@ -14,7 +15,7 @@ from processes import MakingPeer
 from raycrew.tensor_transport.testing import PullCase, nothing_left
 from raycrew.tensor_transport.testing._broadcasting.checks import _check_nothing_left
 from raycrew.tensor_transport.testing._pulling.case import _check_alone, _check_deaths
-from raycrew.tensor_transport.testing._transports import leaves_nothing
+from raycrew.tensor_transport.testing._transports import files_left, leaves_nothing
 from raycrew.tensor_transport.transports import SharedMemoryTransport, TcpTransport
 from raycrew.tensor_transport.transports import _pulling as base
 
@@ -118,6 +119,23 @@ def test_a_connection_that_somebody_else_opens_meanwhile_is_not_the_transports()
         leaves_nothing(lambda: ray and opened.enter_context(ray.pop().dup()), within_s=0.1)
         with pytest.raises(AssertionError, match=r"left behind: .*socket:"):
             leaves_nothing(lambda: opened.enter_context(socket.socket()), within_s=0.1)
+
+
+def offer_some(transport):
+    """Run by a peer."""
+    transport.offer(np.ones(10, np.uint8))
+
+
+@pytest.mark.hostile
+def test_files_of_another_process_are_left_behind_once_it_is_gone(folder):
+    peer = MakingPeer(functools.partial(SharedMemoryTransport, directory=folder))
+    peer.call(offer_some)
+    (own,) = Path(folder).iterdir()
+    assert len(list(own.iterdir())) == 3 and not files_left(own)
+    peer.kill()
+    assert sorted(files_left(own)) == sorted(own.iterdir()) != []
+    SharedMemoryTransport(directory=folder).close()
+    assert not list(own.iterdir())
 
 
 @pytest.mark.hostile

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from raycrew.tensor_transport._bytes import TORCH_DTYPES
+from raycrew.tensor_transport._bytes import TORCH_DTYPES, is_free
 
 OVERSIZED_BYTES = 70 << 20
 TINY = 2000
@@ -170,10 +170,20 @@ def process_id(_: Any) -> int:
     return os.getpid()
 
 
+def files_left(folder: Path) -> list[Path]:
+    """The files of sessions of shared memory that nobody is in any more.
+
+    The others are those of processes that live: of this one, which has a descriptor of each session that it
+    is in, or of some other one.
+    """
+    ended = [path.stem for path in folder.glob("*.session") if is_free(path)]
+    return [path for name in ended for path in (*folder.glob(f"{name}.session"), *folder.glob(f"{name}-*"))]
+
+
 def _belongings() -> set[str]:
     threads = {f"thread {thread.name}" for thread in threading.enumerate()}
     shared = Path(f"/dev/shm/raycrew-{os.geteuid()}")
-    files = {f"file {path}" for path in shared.glob("*")} if shared.is_dir() else set()
+    files = {f"file {path}" for path in files_left(shared)}
     descriptors = set()
     for fd in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
