@@ -4,6 +4,7 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
 from typing import TypeVar
 
 _THREADS = 4
@@ -22,7 +23,7 @@ def share_out(parts: Sequence[_T], size: int, work: Callable[[_T], object]) -> N
     It returns, and raises, only when none of them is under way any more.
     """
     waiting = iter(parts)
-    helpers = 0 if size < _PARALLEL_BYTES else min(_THREADS, os.cpu_count() or 1) - 1
+    helpers = 0 if size < _PARALLEL_BYTES else _helpers()
 
     def work_on_what_is_left() -> None:
         for part in waiting:
@@ -45,3 +46,18 @@ def share_out(parts: Sequence[_T], size: int, work: Callable[[_T], object]) -> N
         pool.shutdown()
     for helper in helping:
         helper.result()
+
+
+def _helpers() -> int:
+    """How many have a processor at once; those that wait for one would be waited for."""
+    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(0, min(_THREADS - 1, mine - 1, _idle_processors()))
+
+
+def _idle_processors() -> int:
+    """Processors of the machine that nobody uses now; that of this thread is in use."""
+    try:
+        running = Path("/proc/loadavg").read_bytes().split()[3].partition(b"/")[0]
+        return (os.cpu_count() or 1) - int(running)
+    except (OSError, ValueError, IndexError):  # It is not told here.
+        return _THREADS

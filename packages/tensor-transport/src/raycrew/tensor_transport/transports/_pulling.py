@@ -38,7 +38,7 @@ from raycrew.tensor_transport.transports._interface import (
     memory_of,
 )
 
-_FOLDED_BLOCK = 8 * FOLD_BYTES
+_BLOCK = 8 * FOLD_BYTES  # So much stays in the processor's cache, and the last one is not waited for long.
 _THREADS = 64
 _Read = Callable[[Bytes, int], object]
 
@@ -65,13 +65,13 @@ class Job:
         """
         size = self.target.nbytes
         folds = SectionFolds(size) if self.region.is_whole and self.offer.fold is not None else None
-        block = SECTION_BYTES if folds is None else _FOLDED_BLOCK
+        section = _BLOCK if folds is None else SECTION_BYTES
 
         def take(start: int, stop: int) -> None:
             folded = Fold()
-            for begin in range(start, stop, block):
+            for begin in range(start, stop, _BLOCK):
                 guard.check()
-                part = self.target[begin : min(begin + block, stop)]
+                part = self.target[begin : min(begin + _BLOCK, stop)]
                 read(part, self.region.offset + begin)
                 if folds is not None:
                     folded.update(part)  # While it is in the processor's cache.
@@ -79,10 +79,10 @@ class Job:
                 folds.add(start, folded)
 
         if in_order:
-            for start in range(0, size, SECTION_BYTES):
-                take(start, min(start + SECTION_BYTES, size))
+            for start in range(0, size, section):
+                take(start, min(start + section, size))
         else:
-            in_sections(size, SECTION_BYTES, take)
+            in_sections(size, section, take)
         if folds is not None and folds.value != self.offer.fold:
             raise damaged(self.offer)
 

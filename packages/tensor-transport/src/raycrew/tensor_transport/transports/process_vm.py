@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from raycrew.tensor_transport.errors import TransportError
+from raycrew.tensor_transport.errors import ShardError, TransportError
 from raycrew.tensor_transport.protocols import Bytes
 from raycrew.tensor_transport.transports._choosing import no_process_vm, this_process
 from raycrew.tensor_transport.transports._interface import Buffer, Capabilities, Guard, Offer, Owner
@@ -43,8 +43,9 @@ class ProcessVmTransport(Puller):
     """Offers lend memory, which readers of the same user and machine copy without any help of the owner.
 
     For each offer a random mark stands in the owner's memory until it is withdrawn. It is read before and
-    after the bytes, as is the time at which the process was started: neither a reused pid nor memory that is
-    used anew gives wrong bytes. Memory in huge pages is read fastest: numpy asks for them for large arrays.
+    after the bytes, and then the time at which the process was started: neither a reused pid nor memory that
+    is used anew gives wrong bytes. Memory in huge pages is read fastest: numpy asks for them for large
+    arrays.
     """
 
     name = "process_vm"
@@ -77,9 +78,15 @@ class ProcessVmTransport(Puller):
             by_owner[job.offer.owner].append(job)
         for members in by_owner.values():
             offers = list({job.offer.key: job.offer for job in members}.values())
-            _check_marks(offers)
-            _copy(members, guard)
-            _check_marks(offers)
+            _check_near(offers[0])
+            try:
+                _check_marks(offers)
+                _copy(members, guard)
+                _check_marks(offers)
+            except ShardError:
+                _check_alive(offers[0])
+                raise
+            _check_alive(offers[0])  # It was this process, then, that was read all the time.
 
     def _release(self) -> None:
         self._marks.clear_all()
@@ -138,21 +145,22 @@ def _take_away(tables: list[npt.NDArray[np.uint64]]) -> None:
 
 
 def _check_marks(offers: Sequence[Offer]) -> None:
-    """Raise unless all offers of one process stand, and it is the one that made them."""
-    _check_owner(offers[0])
+    """Raise unless all offers of one process stand."""
     found = np.zeros(len(offers), np.uint64)
     runs = [(offer.key.mark_address, _address(found) + 8 * i, 8) for i, offer in enumerate(offers)]
     _read(offers[0], runs)
-    _check_owner(offers[0])
     for offer, mark in zip(offers, found.tolist(), strict=True):
         if mark != offer.key.mark or offer.size_bytes != offer.key.size_bytes:
             raise gone(offer, "it was withdrawn, or its memory is used otherwise")
 
 
-def _check_owner(offer: Offer) -> None:
+def _check_near(offer: Offer) -> None:
     check_here(offer)
     if offer.owner.pid_namespace != this_process().pid_namespace:
         raise lost(offer, "its owner is in another container, where pids mean other processes")
+
+
+def _check_alive(offer: Offer) -> None:
     if not is_alive(offer):
         raise lost(offer, "its owner is dead")
 
