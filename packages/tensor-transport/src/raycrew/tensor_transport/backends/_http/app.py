@@ -25,6 +25,9 @@ from raycrew.tensor_transport.errors import DecodeError, TransportError
 from raycrew.tensor_transport.protocols import Bytes
 
 CHUNK_BYTES = 1 << 20
+LET_IN = "raycrew_let_in"
+"""What a server's state may have: a function without arguments; whether there is room for a client that knows
+the token."""
 _REQUEST_BYTES = 64 << 20
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -117,6 +120,9 @@ def shard_app(store: ShardStore, token: str, *, idle_timeout_s: float = 60.0) ->
             given = request.headers.get("authorization", "")
             if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
                 return _refuse(401, "wrong or missing token")
+            let_in = request.scope.get("state", {}).get(LET_IN)
+            if let_in is not None and not let_in():
+                return _refuse(503, "there are too many connections")
             try:
                 return await handler(request)
             except DecodeError as error:

@@ -28,7 +28,7 @@ from raycrew.tensor_transport.protocols import Bytes
 _MAX_IDLE = 16
 _PAUSES_S = (0.05, 0.1, 0.2)
 _BUSY = 503
-_UNANSWERED = (ConnectionError, http.client.BadStatusLine)
+_UNANSWERED = (ConnectionError, http.client.BadStatusLine, ssl.SSLEOFError)
 
 _log = logging.getLogger(__name__)
 MakeContext = Callable[[], ssl.SSLContext]

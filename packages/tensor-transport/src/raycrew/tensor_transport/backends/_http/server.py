@@ -1,12 +1,14 @@
 """A server in a thread of this process, which whoever can reach its port can't exhaust."""
 
 import asyncio
+import contextlib
 import functools
 import os
 import secrets
 import socket
 import ssl
 import threading
+from collections.abc import Callable
 from typing import Any, Self, cast
 
 import uvicorn
@@ -14,7 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from raycrew.tensor_transport._bytes import Closing, memory_left, remake_in_child
 from raycrew.tensor_transport._ray import address_for_others
-from raycrew.tensor_transport.backends._http.app import ShardStore, shard_app
+from raycrew.tensor_transport.backends._http.app import LET_IN, ShardStore, shard_app
 from raycrew.tensor_transport.errors import TransportError
 
 _HEAD_BYTES = 64 << 10
@@ -23,7 +25,7 @@ _HEAD_BYTES = 64 << 10
 class ShardServer(Closing):
     """Serves a store over HTTP from a thread of this process.
 
-    Connections over the limit are closed at once, and those that send no request, or take no answer, in time;
+    Connections that send no request, or take no answer, in time are closed. Those over the limit are refused;
     clients of this package try again.
 
     Args:
@@ -34,7 +36,9 @@ class ShardServer(Closing):
         max_bytes: Refuse to hold more; half of the memory that is free at the start unless given.
         ssl_context: Speak https, with the certificate that was loaded into this context.
         advertise: Host name or address for the URL, where others know this one by another.
-        max_connections: Connections at once.
+        max_connections: Connections at once of clients that have shown to know the token. As many others may
+            be open: where there are more, the oldest of those makes room, so that strangers who connect and
+            say nothing keep nobody out.
         header_timeout_s: A connection without a request under way has so long to send the head of one.
         idle_timeout_s: A request may pause for so long while it is sent, and an answer while it is taken.
 
@@ -66,7 +70,10 @@ class ShardServer(Closing):
         scheme = "http" if ssl_context is None else "https"
         self.url = f"{scheme}://{f'[{name}]' if ':' in name else name}:{self.port}"
         protocol: Any = functools.partial(
-            _Connection, header_timeout_s=header_timeout_s, idle_timeout_s=idle_timeout_s
+            _Connection,
+            let_in=self._socket.let_in,
+            header_timeout_s=header_timeout_s,
+            idle_timeout_s=idle_timeout_s,
         )
         config = uvicorn.Config(
             app,
@@ -103,9 +110,16 @@ class ShardServer(Closing):
 
 
 class _Listener(socket.socket):
-    """Accepts so many connections at once; those above are closed before anything is read of them."""
+    """Accepts so many connections at once of whom it does not know, the oldest of which make room for others.
+
+    As many more are of those that were let in. What makes room keeps its descriptor until the server has seen
+    that: where that is true of several, the next connection is closed at once.
+    """
 
     limit = 0
+    _strangers: dict[int, socket.socket]  # By descriptor, the oldest first.
+    _guests: dict[int, socket.socket]
+    _leaving: dict[int, socket.socket]
 
     @classmethod
     def at(cls, host: str, port: int, limit: int) -> Self:
@@ -117,37 +131,62 @@ class _Listener(socket.socket):
         except OSError as error:
             raise TransportError(f"no server can listen on {host} port {port}: {error}") from error
         listener = cls(fileno=made.detach())
-        listener.limit, listener._open = limit, []
+        listener.limit, listener._strangers, listener._guests, listener._leaving = limit, {}, {}, {}
         return listener
 
-    _open: list[socket.socket]
-
     def accept(self) -> tuple[socket.socket, Any]:
-        """The next connection; as if it had been aborted, if there are too many."""
+        """The next connection; if there are too many, the oldest one that was not let in is hung up on."""
         connection, address = super().accept()
-        self._open = [other for other in self._open if other.fileno() >= 0]
-        if len(self._open) >= self.limit:
-            connection.close()
-            raise ConnectionAbortedError(f"more than {self.limit} connections")
-        self._open.append(connection)
+        self._strangers, self._leaving = _open(self._strangers), _open(self._leaving)
+        if len(self._strangers) >= self.limit:
+            if len(self._leaving) >= max(8, self.limit // 8):
+                connection.close()
+                raise ConnectionAbortedError(f"more than {self.limit} connections")
+            fd = next(iter(self._strangers))
+            self._leaving[fd] = self._strangers.pop(fd)
+            with contextlib.suppress(OSError):
+                self._leaving[fd].shutdown(socket.SHUT_RDWR)
+        self._strangers[connection.fileno()] = connection
         return connection, address
+
+    def let_in(self, fd: int) -> bool:
+        """Whether there is room for a connection whose client has shown to know the token."""
+        self._guests = _open(self._guests)
+        if fd not in self._guests and fd in self._strangers and len(self._guests) < self.limit:
+            self._guests[fd] = self._strangers.pop(fd)
+        return fd in self._guests
 
     def descriptors(self) -> list[int]:
         """Of the listener, and of the connections that it accepted."""
-        return [fd for fd in (self.fileno(), *(c.fileno() for c in self._open)) if fd >= 0]
+        found = (self, *self._strangers.values(), *self._guests.values(), *self._leaving.values())
+        return [fd for fd in (each.fileno() for each in found) if fd >= 0]
+
+
+def _open(connections: dict[int, socket.socket]) -> dict[int, socket.socket]:
+    return {fd: connection for fd, connection in connections.items() if connection.fileno() >= 0}
 
 
 class _Connection(H11Protocol):
     """Ends when no request comes in time, or when its client stops to take an answer."""
 
-    def __init__(self, *args: Any, header_timeout_s: float, idle_timeout_s: float, **options: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        let_in: Callable[[int], bool],
+        header_timeout_s: float,
+        idle_timeout_s: float,
+        **options: Any,
+    ) -> None:
         super().__init__(*args, **options)
+        self.app_state = {**self.app_state, LET_IN: lambda: let_in(self._fd)}
+        self._fd = -1
         self._header_timeout_s, self._idle_timeout_s = header_timeout_s, idle_timeout_s
         self._waits_since = self._moved_at = self.loop.time()
         self._unsent, self._seen = 0, self.cycle
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._fd = transport.get_extra_info("socket").fileno()
         super().connection_made(cast("asyncio.Transport", transport))
         self._watch()
 
