@@ -29,6 +29,7 @@ from raycrew.tensor_transport.transports.shared_memory import SharedMemoryTransp
 MIB = 1 << 20
 BUCKET = 16 * MIB
 KEEP = 2
+TIMEOUT_S = 300.0
 
 
 def many(size_bytes: int, version: int = 0) -> dict[str, torch.Tensor]:
@@ -40,11 +41,13 @@ def many(size_bytes: int, version: int = 0) -> dict[str, torch.Tensor]:
 class Publishing:
     """Publishes into shared memory of the node, or into a file."""
 
-    def __init__(self, directory: WeightDirectory, session: str, size_bytes: int) -> None:
+    def __init__(self, directory: WeightDirectory, session: str, size_bytes: int, checksums: bool) -> None:
         torch.set_num_threads(1)
         self.weights = many(size_bytes)
         store = SharedMemoryTransport(session, arena_bytes=BUCKET)
-        self.publisher = WeightPublisher(store, directory=directory, bucket_bytes=BUCKET)
+        self.publisher = WeightPublisher(
+            store, directory=directory, bucket_bytes=BUCKET, checksums=checksums, timeout_s=TIMEOUT_S
+        )
 
     def publish_weights(self) -> Any:
         return self.publisher.publish(self.weights)
@@ -107,10 +110,13 @@ class Receiving:
 
     def fetch(self, version: int) -> float:
         """Have all buckets in place, and no more; the seconds of a processor that it took."""
-        began = time.process_time()
+        began, before = time.process_time(), own_memory()
         options = {"store": self.store, "directory": self.directory, "borrow": True, "verify": False}
         with WeightReceiver(self.load, **options) as fresh:
-            fresh.prepare(version)
+            size = fresh.prepare(version, timeout_s=TIMEOUT_S).size_bytes
+            copied = own_memory() - before
+        if size < sum(t.nbytes for t in self.weights.values()) or copied > BUCKET:
+            raise RuntimeError(f"of {size} bytes, which are to be mapped, {copied} were copied")
         return time.process_time() - began
 
     def compute(self, seconds_of_cpu: float) -> None:
@@ -131,11 +137,11 @@ class Receiving:
 class Crew:
     """One publishing process and four receivers on one node."""
 
-    def __init__(self, peers: Any, size_bytes: int) -> None:
+    def __init__(self, peers: Any, size_bytes: int, *, checksums: bool = True) -> None:
         self.size_bytes, self.session = size_bytes, uuid.uuid4().hex[:12]
         self.directory = WeightDirectory.start(keep=KEEP)
         arguments = (self.directory, self.session, size_bytes)
-        self.trainer = peers([ray.remote(Publishing).options(num_cpus=0).remote(*arguments)])
+        self.trainer = peers([ray.remote(Publishing).options(num_cpus=0).remote(*arguments, checksums)])
         self.generators = peers(
             [ray.remote(Receiving).options(num_cpus=0).remote(*arguments) for _ in range(4)]
         )
@@ -150,6 +156,19 @@ class Crew:
         pulling = self.one.call("pull_again")
         publishing = self.trainer.call("timed")
         return float(max(pulling.get_results() + publishing.get_results()))
+
+    def updated(self, count: int) -> float:
+        """From the start of an update until so many receivers have all of it, as it is published."""
+        group, following = self.generators.on(ranks=range(count)), (self.directory.latest or 0) + 1
+        start = time.perf_counter()
+        fetching = group.call("fetch", following)
+        publishing = self.trainer.call("publish_weights")
+        fetching.get_results(timeout=TIMEOUT_S)
+        taken = time.perf_counter() - start
+        (update,) = publishing.get_results(timeout=TIMEOUT_S)
+        if update.version != following:
+            raise RuntimeError(f"version {update.version} was published in place of {following}")
+        return taken
 
     def fetched_by(self, count: int) -> float:
         return self.at_once(count, "fetch", self.directory.latest)
@@ -166,7 +185,7 @@ class Crew:
     def at_once(self, count: int, method: str, *args: Any) -> float:
         """So many receivers do the same."""
         group = self.generators.on(ranks=range(count))
-        return seconds(lambda: group.call(method, *args).get_results())
+        return seconds(lambda: group.call(method, *args).get_results(timeout=TIMEOUT_S))
 
     def over_a_file(self, directory: str, written_out: bool) -> float:
         with tempfile.TemporaryDirectory(dir=directory) as folder:
@@ -201,6 +220,23 @@ class Crew:
         self.watch.close()
 
 
+def updated_by_four(peers: Any, size_bytes: int, title: str, repeat: int) -> Figure:
+    """What a user waits for, whose receivers share a node: one update serves all of them."""
+    crew = Crew(peers, size_bytes, checksums=False)
+    try:
+        return ratio(
+            f"{title}: from the start of an update until four receivers have it, over one",
+            lambda: crew.updated(4),
+            lambda: crew.updated(1),
+            baseline="one receiver; each maps what is published as it comes; without checksums, not loaded",
+            goal=1.4,
+            repeat=4 * repeat,
+            warmup=KEEP + 1,
+        )
+    finally:
+        crew.close()
+
+
 def by_four(crew: Crew, title: str, repeat: int) -> list[Figure]:
     """Four receivers against one, and what four processes cost each other on this machine anyway."""
     cpu_s = min(crew.cpu_of_a_fetch() for _ in range(1 + repeat))
@@ -210,8 +246,8 @@ def by_four(crew: Crew, title: str, repeat: int) -> list[Figure]:
             f"{title}: fetch by four receivers over one",
             lambda: crew.fetched_by(4),
             lambda: crew.fetched_by(1),
-            baseline="one receiver of the same node; mapped, without checksums, not loaded",
-            goal=1.4,
+            baseline="one receiver of a version that stands: mapped, without checksums, not loaded; all of "
+            "it is work of each one's processor, whose floor is the next figure",
             repeat=4 * repeat,
         ),
         ratio(
@@ -278,6 +314,7 @@ def streaming(peers: Any, quick: bool) -> list[Figure]:
                 goal=1.2,
                 repeat=repeat,
             ),
+            updated_by_four(peers, size, title, repeat),
             *by_four(crew, title, repeat),
             *over_files(crew, title, repeat),
         ]
