@@ -178,8 +178,8 @@ class _Connection(H11Protocol):
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
+        self._fd: int = -1
         self.app_state = {**self.app_state, LET_IN: lambda: let_in(self._fd)}
-        self._fd = -1
         self._header_timeout_s, self._idle_timeout_s = header_timeout_s, idle_timeout_s
         self._waits_since = self._moved_at = self.loop.time()
         self._unsent, self._seen = 0, self.cycle
