@@ -33,11 +33,11 @@ class Stage:
         self.cluster, self.folder, self.told = cluster, folder, []
 
     @contextmanager
-    def crew(self, config=CONFIG, kill=(), deaths=Deaths, phases=None):
+    def crew(self, config=CONFIG, kill=(), deaths=Deaths, phases=None, kinds=(POLICY, GENERATOR)):
         deaths, clusters = deaths(dict(kill), self.told.append), (self.cluster, self.cluster)
         with WeightDirectory.start() as directory:
             how = {"config": config, "directory": directory, "deaths": deaths, "phases": phases}
-            with start_groups(clusters, POLICY, GENERATOR, **how) as (policy, generators):
+            with start_groups(clusters, *kinds, **how) as (policy, generators):
                 yield Crew(config, policy, generators, directory, deaths, phases)
 
     def run(self, crew, name, *, resume_from=None, keep_step=None):
