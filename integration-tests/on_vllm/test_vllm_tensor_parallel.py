@@ -2,7 +2,9 @@
 
 import contextlib
 import gc
+import multiprocessing
 
+import psutil
 import pytest
 import torch
 from vllm_engines import Trainer, greedy, model_of, references, start, versions_of, weights_of
@@ -42,9 +44,34 @@ def test_shards_are_those_of_the_trainers_tensors(engine, trainer, store):
         for seed in (1, 2):
             weights.apply_weights(trainer.publish(seed))
             weights.check(references(trainer.model))
-        for _ in range(20):
+
+
+def test_200_updates_take_no_memory_of_the_engines_processes(engine, trainer, store):
+    with VllmWeights(engine, store=store) as weights:
+        trainer.publish(3)
+        model_bytes, seen = sum(tensor.nbytes for tensor in weights_of(trainer.model).values()), []
+        for number in range(220):
             weights.apply_weights(trainer.publisher.publish(weights_of(trainer.model)))
+            if not 20 < number < 200:
+                seen.append([held_by(process) for process in processes()])
         weights.check(references(trainer.model))
+    for of_one in zip(*seen, strict=True):
+        before, after = (map(max, zip(*some, strict=True)) for some in (of_one[:21], of_one[21:]))
+        for most, now, spare in zip(before, after, (20 * model_bytes, 2 * model_bytes, 2), strict=True):
+            assert now <= most + spare
+
+
+def processes():
+    """Those of the engine that hold shards."""
+    found = {child.name: child.pid for child in multiprocessing.active_children()}
+    return [psutil.Process(found[f"VllmWorker-{rank}"]) for rank in range(2)]
+
+
+def held_by(process):
+    """Bytes of its own memory, bytes of mapped files in shared memory, and descriptors."""
+    maps = process.memory_maps()
+    own = sum(found.anonymous for found in maps)
+    return own, sum(found.size for found in maps if "/dev/shm" in found.path), process.num_fds()
 
 
 def test_a_first_version_that_lacks_tensors_is_not_served_and_the_engine_can_go_on(engine, store):
