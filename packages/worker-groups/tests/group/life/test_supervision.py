@@ -16,6 +16,7 @@ from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError, wait_any
 from raycrew.worker_groups._calls import Whereabouts, failure
 from raycrew.worker_groups._group.life import Lifecycle, supervision
 from raycrew.worker_groups._group.life.supervision import Supervision
+from raycrew.worker_groups.sharding import WorkerFacts
 
 pytestmark = pytest.mark.hostile
 
@@ -220,7 +221,7 @@ class Replaced:
     """A group of one rank whose restarts fail as they are told to."""
 
     def __init__(self, *outcomes):
-        self.outcomes, self.asked, self.pid = list(outcomes), [], 1
+        self.outcomes, self.asked, self.pid, self.node_id = list(outcomes), [], 1, "a"
         self.statuses, self.is_torn = [], False
 
     def status(self, rank):
@@ -239,8 +240,8 @@ class Replaced:
             raise WorkerFailureError(f"{outcome}, as it was told to")
         return [0]
 
-    def is_present(self, rank, pid):
-        return pid == self.pid
+    def is_present(self, rank, node_id, pid):
+        return (node_id, pid) == (self.node_id, self.pid)
 
     def goes_on_without(self, ranks):
         return False
@@ -270,7 +271,7 @@ class GoesOn(Replaced):
 
 @pytest.fixture
 def died():
-    return WorkerFailureError("it died", rank=0, pid=1, cause=ray.exceptions.ActorDiedError())
+    return WorkerFailureError("it died", rank=0, node_id="a", pid=1, cause=ray.exceptions.ActorDiedError())
 
 
 @pytest.fixture
@@ -285,6 +286,23 @@ def test_a_restart_that_fails_is_tried_again_until_all_have_heard(life, died):
     group = Replaced("not told", "refused", None)
     assert Supervision("policy", Options(), life)._after(group, died)
     assert group.asked == [False, True, True]
+
+
+def test_a_process_of_the_same_number_on_another_node_is_another_one(life, died):
+    class Moving(Replaced):
+        def replace_dead(self, before):
+            found = super().replace_dead(before)
+            self.pid, self.node_id = 1, "b"
+            return found
+
+    told, group = [], Moving(None)
+    own = Supervision("policy", Options(lambda failure: told.append(failure.node_id)), life)
+    assert own._after(group, died)
+    assert group.asked == [False]
+    own.expect({0: WorkerFacts("c", "10.0.0.1", 1)})
+    for node_id in "abc":
+        own._tell(WorkerFailureError("it died", rank=0, node_id=node_id, pid=1))
+    assert told == ["a", "b"]
 
 
 def test_a_group_that_another_thread_has_made_whole_gets_no_further_generation(life, died):
@@ -374,7 +392,7 @@ def test_nothing_is_done_for_a_group_that_is_shut_down(life, died):
 @pytest.fixture
 def out_of_reach():
     gone = ray.exceptions.ActorUnavailableError("out of reach", None)
-    return WorkerFailureError("it is out of reach", rank=0, pid=1, cause=gone)
+    return WorkerFailureError("it is out of reach", rank=0, node_id="a", pid=1, cause=gone)
 
 
 def test_a_worker_that_is_out_of_reach_for_a_moment_has_not_died(life, died, out_of_reach):

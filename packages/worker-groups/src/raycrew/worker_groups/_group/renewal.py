@@ -85,7 +85,7 @@ class RenewedGroup(StandingBy):
             dead, ranks = self._lost()  # others may have died meanwhile
         if ranks:
             logger.warning("%s: ranks %s are dead, restarting %s", self.name, sorted(dead), ranks)
-            self._supervision.expect((r, self._started.facts[r].pid) for r in ranks if r not in dead)
+            self._supervision.expect({r: self._started.facts[r] for r in ranks if r not in dead})
         self._next_generation(ranks)
         return ranks
 
@@ -223,7 +223,7 @@ class RenewedGroup(StandingBy):
         def take(started: Started) -> None:
             self._crew.strays.append(leaving.not_yet)  # first: a shutdown meanwhile ends them too
             self._take_layout(layout._replace(started=started))
-            self._supervision.expect((rank, own.pid) for rank, own in leaving.facts.items())
+            self._supervision.expect(leaving.facts)
 
         ended = leaving.not_yet
         try:
@@ -326,10 +326,10 @@ class Replaceable:
         """Whether the group's last new generation failed."""
         return self._group._is_torn  # noqa: SLF001
 
-    def is_present(self, rank: int | None, pid: int | None) -> bool:
+    def is_present(self, rank: int | None, node_id: str | None, pid: int | None) -> bool:
         """Whether a process is the one that a rank has now."""
-        facts = self._group._started.facts  # noqa: SLF001
-        return rank is not None and rank < len(facts) and facts[rank].pid == pid
+        facts = dict(enumerate(self._group._started.facts))  # noqa: SLF001
+        return rank in facts and (facts[rank].node_id, facts[rank].pid) == (node_id, pid)
 
     def goes_on_without(self, ranks: Collection[int | None]) -> bool:
         """Whether it can be used while these ranks are replaced."""

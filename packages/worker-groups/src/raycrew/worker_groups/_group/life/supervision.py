@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from raycrew.worker_groups._ray import ActorState, may_come_back
 from raycrew.worker_groups._start import GroupOptions
 from raycrew.worker_groups._worker import MethodInfo
 from raycrew.worker_groups.errors import WorkerFailureError, WorkerGroupError
+from raycrew.worker_groups.sharding import WorkerFacts
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +25,9 @@ logger = logging.getLogger(__name__)
 DOUBT_S = 10.0
 _LOOK_S = 0.5
 _ASIDE_LOOK_S = 0.02
+
+#: Its rank, node and number there: on another node that may be anybody's.
+_Process = tuple[int | None, str | None, int | None]
 
 _REFUSALS = (WorkerGroupError, ClusterError, RayError)
 
@@ -44,7 +48,7 @@ class Replaceable(Protocol):
         """Whether its last new generation failed, so that some workers may not have heard of it."""
         ...
 
-    def is_present(self, rank: int | None, pid: int | None) -> bool:
+    def is_present(self, rank: int | None, node_id: str | None, pid: int | None) -> bool:
         """Whether a process is the one that a rank has now."""
         ...
 
@@ -73,7 +77,7 @@ class Supervision:
     def __init__(self, name: str, options: GroupOptions, life: Lifecycle) -> None:
         self._name, self._options, self._life = name, options, life
         self._budget = RestartBudget(options.n_restarts)
-        self._known: set[tuple[int | None, int | None]] = set()
+        self._known: set[_Process] = set()
         self._lock = threading.Lock()
 
     @property
@@ -100,10 +104,10 @@ class Supervision:
             return Recovery(after, send, in_passing=in_passing)
         return Recovery(in_passing)
 
-    def expect(self, processes: Iterable[tuple[int, int]]) -> None:
+    def expect(self, processes: Mapping[int, WorkerFacts]) -> None:
         """Say nothing of these ranks' processes, which the group ends itself."""
         with self._lock:
-            self._known.update(processes)
+            self._known.update((rank, facts.node_id, facts.pid) for rank, facts in processes.items())
 
     def _after(self, group: Replaceable, error: WorkerFailureError, *, in_passing: bool = False) -> bool:
         """Whether the group is whole again after a call failed as workers of it died.
@@ -159,7 +163,7 @@ class Supervision:
         return died
 
     def _is_gone(self, group: Replaceable, part: WorkerFailureError, until: float) -> bool:
-        while part.rank is not None and group.is_present(part.rank, part.pid):
+        while part.rank is not None and group.is_present(*_process_of(part)):
             if (status := group.status(part.rank)) == "dead":
                 return True
             if status == "ready" or time.monotonic() >= until:
@@ -168,7 +172,7 @@ class Supervision:
         return True
 
     def _tell(self, failure: WorkerFailureError) -> None:
-        process = (failure.rank, failure.pid)
+        process = _process_of(failure)
         with self._lock:
             is_news = process not in self._known
             self._known.add(process)
@@ -214,4 +218,8 @@ class Supervision:
 
 
 def _are_present(group: Replaceable, died: Iterable[WorkerFailureError]) -> bool:
-    return any(group.is_present(part.rank, part.pid) for part in died)
+    return any(group.is_present(*_process_of(part)) for part in died)
+
+
+def _process_of(failure: WorkerFailureError) -> _Process:
+    return failure.rank, failure.node_id, failure.pid
