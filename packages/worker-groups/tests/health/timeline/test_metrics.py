@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import re
+import time
 import urllib.request
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
@@ -16,11 +17,13 @@ from patience import eventually
 from timed_workers import Timed
 
 from raycrew.cluster_core import RayVirtualCluster
-from raycrew.cluster_core.testing import connected
+from raycrew.cluster_core.testing import FakeCluster, connected
 from raycrew.worker_groups import RayWorkerGroup, SampleQueue, timeline
+from raycrew.worker_groups._health.observers import observed
 from raycrew.worker_groups._health.timeline import metrics
 from raycrew.worker_groups._health.timeline.metrics import COUNTERS, GAUGES, HISTOGRAMS, RayMetrics, full_name
 from raycrew.worker_groups._health.timeline.records import Call, Part
+from raycrew.worker_groups.testing import InProcessGroup
 
 DASHBOARD = Path(__file__).parents[5] / "docs/assets/grafana-raycrew.json"
 REPORT = SimpleNamespace(
@@ -82,6 +85,29 @@ def test_open_calls_are_told_until_there_are_none(measured):
     measured.clear()
     told.look({})
     assert measured == [("open_calls", 0, {"group": "quick"})], "its calls end between two looks"
+
+
+class Adder:
+    def add(self, a):
+        return a
+
+
+def test_two_timelines_count_a_call_once_and_leave_no_group_with_open_calls(measured):
+    with (
+        InProcessGroup(FakeCluster([1]), Adder, name_prefix="adders") as group,
+        timeline(metrics=True, max_spans=0, open_telemetry=False),
+    ):
+        with timeline(metrics=True, open_telemetry=False) as inner:
+            group.call("add", 1).get_results()
+        assert inner.statistics().calls == 1
+        group.call("add", 2).get_results()
+        observed.by.sent(time.monotonic(), "lost", "add", [0], [b"a" * 24])
+    assert [told for told in measured if told[0] == "calls" and told[2]["group"] == "adders"] == [
+        ("calls", 1.0, {"group": "adders", "method": "add", "outcome": "ok"})
+    ] * 2
+    open_calls = [(labels["group"], value) for name, value, labels in measured if name == "open_calls"]
+    assert ("lost", 1) in open_calls
+    assert dict(open_calls)["lost"] == 0, "nobody counts them any more"
 
 
 def test_counts_and_updates(measured):

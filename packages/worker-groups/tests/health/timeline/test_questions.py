@@ -26,7 +26,10 @@ def noted(*calls):
 
 
 def ask(workers, *args, **kwargs):
-    return list(workers.ask(*args, **kwargs))
+    most, ran = workers.ask(*args, **kwargs)
+    told = list(ran)
+    assert len(told) <= most
+    return told
 
 
 def place(mark, node_id="n"):

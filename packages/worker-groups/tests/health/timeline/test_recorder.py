@@ -59,7 +59,7 @@ class Told:
         self.asked()
         self.was_last = is_last
         ran, self.ran = self.ran, []
-        return ran
+        return len(ran), ran
 
 
 @pytest.fixture
@@ -115,14 +115,63 @@ def test_what_is_open_in_the_end_is_told_as_it_is(told):
     at = time.monotonic()
     recorder.sent(at, "policy", "train", [0], [CALL])
     recorder.ran(CALL, "policy", 0, "train", at + 1, at + 2, 0.0)
-    recorder.listen(first := Told())
-    recorder.listen(second := Told())
-    recorder.leave(first, second)
+    recorder.listen(late := Told())
+    recorder.leave(told, late)
     recorder.taken(CALL, True)
+    assert told.calls == [Call("policy", "train", at, (Part(0, at + 1, at + 2),))], "as known then"
+    assert late.calls == [], "it was sent before"
+
+
+def test_whoever_begins_to_listen_is_told_of_no_call_that_was_sent_before(told):
+    recorder = Recorder(told)
+    recorder.listen(told)
+    sent_and_done(recorder, told, "a")
+    told.ran.append(Ran(b"elsewhere" + b"." * 15, "policy", 0, "elsewhere", *[time.monotonic()] * 2))
+    recorder.listen(late := Told())
+    recorder.look()  # only now workers tell of it
+    sent_and_done(recorder, told, "b")
+    recorder.leave(late)
+    assert [call.method for call in late.calls] == ["b"]
     recorder.leave(told)
-    call = Call("policy", "train", at, (Part(0, at + 1, at + 2),))
-    assert first.calls == second.calls == [call]
-    assert [(one.sent, one.parts, one.ok) for one in told.calls] == [(at, call.parts, True)], "as known then"
+    assert sorted(call.method for call in told.calls) == ["a", "b", "elsewhere"]
+
+
+def test_listeners_that_are_equal_are_told_once_until_the_last_of_them_leaves(told):
+    class Counting(Told):
+        """Counts for all of this process, as metrics do."""
+
+        calls = looks = counts = spans = ()
+
+        def __init__(self):
+            self.ran, self.followed, self.asked = [], [], lambda: None
+
+        def __eq__(self, other):
+            return type(other) is Counting
+
+        def __hash__(self):
+            return 1
+
+        def count(self, name, labels, value):
+            Counting.counts = (*Counting.counts, name)
+
+        def look(self, open_calls):
+            Counting.looks = (*Counting.looks, open_calls)
+
+        def call(self, call):
+            Counting.calls = (*Counting.calls, call.method)
+
+    recorder = Recorder(told)
+    recorder.listen(first := Counting())
+    recorder.listen(second := Counting())
+    sent_and_done(recorder, told, "a")
+    recorder.counted("restarts", {})
+    recorder.leave(first)
+    recorder.sent(time.monotonic(), "policy", "open", [0], [CALL])
+    recorder.counted("stalls", {})
+    recorder.leave(second)
+    assert Counting.calls == ("a", "open")
+    assert Counting.counts == ("restarts", "stalls")
+    assert Counting.looks[-2:] == ({"policy": 1}, {}), "of nothing it is known any more that it is open"
 
 
 def test_notes_above_the_most_are_counted(told):
@@ -203,6 +252,19 @@ def test_who_wants_to_be_told_later_is_when_somebody_looks_or_too_much_waits(tol
     assert all(call.parts[0].began == call.sent for call in told.calls)
 
 
+def test_what_workers_tell_of_calls_of_others_waits_in_no_more_memory_than_notes_do(told, monkeypatch):
+    monkeypatch.setattr(module, "MOST_PATIENT", 9)
+    recorder = Recorder(told)
+    told.wants = "later"
+    recorder.listen(told)
+    at = time.monotonic()
+    told.ran = [Ran(bytes([i]) * 24, "policy", 0, "theirs", at, at) for i in range(40)]
+    looking(monkeypatch, recorder, told)
+    assert not recorder._notes, "one look had them all"
+    recorder.leave(told)
+    assert len(told.calls) == 40
+
+
 def test_while_nobody_wants_calls_they_are_only_counted(told, monkeypatch):
     recorder = Recorder(told)
     recorder.listen(told)
@@ -221,6 +283,8 @@ def test_while_nobody_wants_calls_they_are_only_counted(told, monkeypatch):
     assert [call.method for call in told.calls] == ["b"], "workers noted the first one, too"
     told.wants = "nothing"
     looking(monkeypatch, recorder, told)
+    sent_and_done(recorder, told, "not wanted")
+    recorder.look()  # before workers end, say
     recorder.listen(other := Told())
     sent_and_done(recorder, told, "c")
     recorder.leave(other)
@@ -332,12 +396,14 @@ def test_what_is_kept_is_bounded():
     assert kept.wants == "later"
     kept.call(Call("policy", "train", 5.0, call.parts, 8.0))
     assert kept.wants == "nothing"
+    kept.call(Call("policy", "train", 9.0, (), 9.0))  # a smaller one, without those that were before it
+    assert (len(kept), kept.dropped) == (1, 2)
     kept.span(Span("t", "r", "n", "k", 0.0, 1.0))
     kept.span(Span("t", "r", "n", "k", 0.0, 1.0))
     kept.span(Span("t", "r", "n", "k", 0.0, 1.0))
-    assert (kept.calls(), kept.dropped) == ([call], 2)
+    assert (kept.calls(), kept.dropped) == ([call], 3)
     kept.left_out()
-    assert kept.dropped == 3
+    assert kept.dropped == 4
     kept.amended(Call("policy", "train", 0.0, ()), call)
     assert kept.calls() == [call], "of one that did not fit"
     kept.amended(call, later := Call("policy", "train", 0.0, (Part(0, 1.0, 4.0), Part(1, 1.0, 3.0)), 3.0))

@@ -40,14 +40,20 @@ def exported(monkeypatch):
 
 def test_a_call_is_a_span_within_that_of_its_caller(exported):
     exporter, tracer = exported
-    with InProcessGroup(FakeCluster([2]), Adder, name_prefix="adders") as group, timeline(max_spans=0) as run:
+    with (
+        InProcessGroup(FakeCluster([2]), Adder, name_prefix="adders") as group,
+        timeline(max_spans=0),
+        timeline(max_spans=0) as run,
+    ):
         with tracer.start_as_current_span("step") as step:
             group.call("add", 1).get_results()
         with pytest.raises(Exception, match="s3cret"):
             group.call("fail").get_results()
         with run.span("think"):
             pass
-    spans = {span.name: span for span in exporter.get_finished_spans()}
+    finished = exporter.get_finished_spans()
+    spans = {span.name: span for span in finished}
+    assert len(spans) == len(finished), "each once, whoever records"
     call, part = spans["adders.add"], spans["add on rank 1"]
     assert call.parent.span_id == step.get_span_context().span_id
     assert part.parent.span_id == call.context.span_id

@@ -41,8 +41,10 @@ class Kept:
         self.dropped += 1
 
     def call(self, call: Call) -> None:
-        """Keep a call."""
-        if self._has_room(1 + 3 * len(call.parts)):
+        """Keep a call; none after one that did not fit, else small ones alone would be told of."""
+        if self.dropped:
+            self.left_out()
+        elif self._has_room(1 + 3 * len(call.parts)):
             self._calls.append(_packed(call))
 
     def amended(self, before: Call, after: Call) -> None:

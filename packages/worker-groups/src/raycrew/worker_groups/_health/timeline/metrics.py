@@ -50,10 +50,16 @@ def _made(name: str) -> Any:
 
 
 class RayMetrics:
-    """Listens, and counts."""
+    """Listens, and counts; all of a process are one, as Ray's metrics are the process's."""
 
     def __init__(self) -> None:
         self._groups: set[str] = set()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RayMetrics)
+
+    def __hash__(self) -> int:
+        return hash(RayMetrics)
 
     @property
     def wants(self) -> Wants:

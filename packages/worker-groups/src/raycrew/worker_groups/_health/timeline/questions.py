@@ -18,6 +18,10 @@ from raycrew.worker_groups.sharding import WorkerFacts
 logger = logging.getLogger(__name__)
 
 
+#: How many calls at most, and those.
+_Told = tuple[int, Iterator[Ran]]
+
+
 class NodeWorkers:
     """Workers of groups on Ray, asked by the watches of their nodes: one question per node, not per call.
 
@@ -35,7 +39,7 @@ class NodeWorkers:
         self._silent: set[str] = set()
         self._asking = threading.RLock()  # a signal's handler may ask, too
         self._is_asking = False
-        self._waiting: list[Iterator[Ran]] = []
+        self._waiting: list[_Told] = []
 
     def follow(self, group: str, places: Mapping[int, Any]) -> None:
         """See `Workers`; what is noted meanwhile is kept for whoever asks next."""
@@ -51,15 +55,15 @@ class NodeWorkers:
             if left_s > 0:
                 self._waiting += self._ask(added, LOOK_WITHIN_S, may_make=True)
 
-    def ask(self, timeout_s: float = LOOK_WITHIN_S, *, is_last: bool = False) -> Iterator[Ran]:
+    def ask(self, timeout_s: float = LOOK_WITHIN_S, *, is_last: bool = False) -> _Told:
         """See `Workers`; a node that does not answer is asked again the next time."""
         with self._alone(timeout_s) as left_s:
             if left_s <= 0:
-                return iter(())
+                return 0, iter(())
             waiting, self._waiting = self._waiting, []
             question = "record_last" if is_last else "record"
-            told = self._ask(dict(self._workers), left_s, question, may_make=False)
-            return chain.from_iterable([*waiting, *told])
+            told = [*waiting, *self._ask(dict(self._workers), left_s, question, may_make=False)]
+            return sum(n for n, _ in told), chain.from_iterable(ran for _, ran in told)
 
     @contextmanager
     def _alone(self, timeout_s: float) -> Iterator[float]:
@@ -82,10 +86,10 @@ class NodeWorkers:
         question: str = "record",
         *,
         may_make: bool,
-    ) -> list[Iterator[Ran]]:
+    ) -> list[_Told]:
         known = dict(enumerate(workers.values()))
         facts = {key: worker[2] for key, worker in known.items()}
-        nodes, found = by_node(facts), list[Iterator[Ran]]()
+        nodes, found = by_node(facts), list[_Told]()
         seen = {key: self._seen.get(facts[key].mark) for key in facts}
         for node_id, answer in ask_timed(question, facts, timeout_s, seen, may_make=may_make).items():
             if isinstance(answer, UnansweredError):
@@ -102,12 +106,13 @@ class NodeWorkers:
 
     def _taken_in(
         self, worker: tuple[str, int, WorkerFacts], told: tuple[Any, ...], before: float, after: float
-    ) -> list[Iterator[Ran]]:
+    ) -> list[_Told]:
         group, rank, facts = worker
         clock, theirs, first, last, data = told
         ahead_s = self.clocks.observe(facts.node_id, clock, theirs, before, after).ahead_s
         self._seen[facts.mark] = last
-        return [self._ran(group, rank, ahead_s, data, last - first)] if last > first else []
+        noted = last - first
+        return [(noted, self._ran(group, rank, ahead_s, data, noted))] if noted > 0 else []
 
     def _ran(self, group: str, rank: int, ahead_s: float, data: bytes, noted: int) -> Iterator[Ran]:
         """One after the other: thousands at once would have the garbage collector look at everything."""

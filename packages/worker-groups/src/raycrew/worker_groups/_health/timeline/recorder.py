@@ -1,6 +1,7 @@
 """What is told of calls while somebody wants to know: noted in a moment, put together when somebody looks."""
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -21,6 +22,7 @@ MOST_NOTES = 200_000
 #: How many wait for somebody to look, while nobody wants to be told now.
 MOST_PATIENT = 100_000
 _AT_A_TIME = 1_000  # notes, until there is room for as many others
+_TOLD_IN_A_NOTE = 4  # calls that workers tell of take as much memory as one note
 #: Of how many groups and handles it is known that their workers are followed; of others that is asked again.
 MOST_KNOWN = 1_000
 
@@ -30,7 +32,10 @@ _Note = tuple[str, tuple[Any, ...], int]
 
 
 class Listener(Protocol):
-    """Who is told of what is over; called from one thread at a time."""
+    """Who is told of what is over; called from one thread at a time.
+
+    Of those that are equal, one is told.
+    """
 
     @property
     def wants(self) -> Wants:
@@ -69,8 +74,11 @@ class Workers(Protocol):
         """Have some more of them note their calls from now on."""
         ...
 
-    def ask(self, timeout_s: float = LOOK_WITHIN_S, *, is_last: bool = False) -> Iterable[Ran]:
-        """What they have noted since they were asked last; they note more unless this is the last time."""
+    def ask(self, timeout_s: float = LOOK_WITHIN_S, *, is_last: bool = False) -> tuple[int, Iterable[Ran]]:
+        """How many calls they have noted at most since they were asked last, and those.
+
+        They note more unless this is the last time.
+        """
         ...
 
 
@@ -89,9 +97,10 @@ class Recorder(Observer):
         self.dropped = 0
         self._workers, self._most_notes, self._n_waiting = workers, most_notes, 0
         self._listeners: tuple[Listener, ...] = ()
+        self._since: dict[Listener, float] = {}  # each is told of calls from then on
         self._notes: deque[_Note] = deque()
         self._wants: Wants = NOW
-        self._resumed = 0.0  # workers may have noted calls before that were not noted here
+        self._resumed = 0.0  # workers may note calls before that which are not noted here
         self._capture: Callable[[], Any] | None = None
         self._known: dict[int, Mapping[int, Any]] = {}
         self._ledger = Ledger(self._closed, self._amended)
@@ -160,7 +169,7 @@ class Recorder(Observer):
 
     def _leave_out(self, kind: str) -> None:
         if kind in ("sent", "spanned"):
-            for listener in self._listeners:
+            for listener in self._since:
                 listener.left_out()
 
     # Putting together.
@@ -170,6 +179,7 @@ class Recorder(Observer):
         with self._lock:
             self._drain()  # of what was before, others are told
             self._listeners = (*self._listeners, listener)
+            self._since = {listener: time.monotonic(), **self._since}
             self._capture = self._capture or getattr(listener, "capture", None)
             self._want(NOW)  # from the first look on, what they do
             if observed.by is None:
@@ -179,25 +189,29 @@ class Recorder(Observer):
     def leave(self, *listeners: Listener) -> None:
         """Tell listeners what is known by now, and nothing more; end with the last ones."""
         with self._lock:
-            leaving = [listener for listener in self._listeners if listener in listeners]
-            staying = tuple(listener for listener in self._listeners if listener not in leaving)
-            if not leaving:
+            leaving = set(map(id, listeners))
+            staying = tuple(listener for listener in self._listeners if id(listener) not in leaving)
+            if len(staying) == len(self._listeners):
                 return
             if not staying and observed.by is self:
                 observed.by = None
             try:
                 self._look(LOOK_WITHIN_S, is_last=not staying)
             finally:  # nodes are waited for: a Ctrl-C comes there
-                self._let_go(leaving, staying)
+                self._let_go(staying)
 
-    def _let_go(self, leaving: Sequence[Listener], staying: tuple[Listener, ...]) -> None:
+    def _let_go(self, staying: tuple[Listener, ...]) -> None:
         if not staying:
             self._ending.set()
         self._drain()
+        leaving = {listener: since for listener, since in self._since.items() if listener not in staying}
         self._listeners = staying
+        self._since = {listener: self._since[listener] for listener in staying}
         for call in self._ledger.unfinished():
-            for listener in leaving:
+            for listener in _concerned(leaving, call):
                 _told(listener.call, call)
+        for listener in leaving:  # it is no longer known what is open
+            _told(listener.look, {})
 
     def look(self, timeout_s: float = LOOK_WITHIN_S) -> None:
         """See `Observer`; while another thread looks that long, this does not."""
@@ -218,10 +232,11 @@ class Recorder(Observer):
             return
         self._is_looking = True
         try:
-            ran = self._workers.ask(timeout_s, is_last=is_last)
+            n, ran = self._workers.ask(timeout_s, is_last=is_last)
             with self._counting:  # after workers were asked: what has run was sent before
-                self._n_waiting += 1
-                self._notes.append(("looked", (time.monotonic(), ran), 1))
+                counts = 1 + n // _TOLD_IN_A_NOTE
+                self._n_waiting += counts
+                self._notes.append(("looked", (time.monotonic(), ran), counts))
             self._drain(leave)
         finally:
             self._is_looking = False
@@ -235,13 +250,15 @@ class Recorder(Observer):
 
     def _listen_on(self) -> None:
         """Look as listeners want it."""
-        wants = {listener.wants for listener in self._listeners}
+        wants = {listener.wants for listener in self._since}
         self._want(NOW if NOW in wants else LATER if LATER in wants else NOTHING)
         if self._wants != NOTHING:
             self._look_alone(LOOK_WITHIN_S, 0 if self._wants == NOW else MOST_PATIENT)
 
     def _want(self, wants: Wants) -> None:
-        if self._wants == NOTHING != wants:
+        if wants == NOTHING:
+            self._resumed = math.inf
+        elif self._wants == NOTHING:
             self._resumed = time.monotonic()
         self._wants = wants
 
@@ -272,27 +289,33 @@ class Recorder(Observer):
                 self._ledger.ran(at, one)
         self._ledger.settle(at)
         open_calls = dict(self._ledger.open_calls())
-        for listener in self._listeners:
+        for listener in self._since:
             _told(listener.look, open_calls)
 
     def _take_ran(self, ran: Ran) -> None:
         self._ledger.ran(ran.ended, ran)
 
     def _take_spanned(self, span: Span) -> None:
-        for listener in self._listeners:
+        for listener in self._since:
             _told(listener.span, span)
 
     def _take_counted(self, *told: Any) -> None:
-        for listener in self._listeners:
+        for listener in self._since:
             _told(listener.count, *told)
 
     def _closed(self, call: Call) -> None:
-        for listener in self._listeners:
+        for listener in _concerned(self._since, call):
             _told(listener.call, call)
 
     def _amended(self, before: Call, after: Call) -> None:
-        for listener in self._listeners:
+        for listener in _concerned(self._since, before):
             _told(listener.amended, before, after)
+
+
+def _concerned(since: Mapping[Listener, float], call: Call) -> list[Listener]:
+    """Those that have listened when a call was sent."""
+    start = call.start if call.sent is None else call.sent
+    return [listener for listener, began in since.items() if start is None or start >= began]
 
 
 def _told(tell: Callable[..., object], *what: Any) -> None:

@@ -23,7 +23,7 @@ def _api() -> Any:
 
 
 class OpenTelemetrySpans:
-    """Listens, and makes a span of each call, with one of each rank in it.
+    """Listens, and makes a span of each call, with one of each rank in it; all of a process are one.
 
     Raises:
         ImportError: OpenTelemetry's API is not installed.
@@ -36,6 +36,12 @@ class OpenTelemetrySpans:
         self._context, self._trace = found
         self._tracer = self._trace.get_tracer("raycrew.worker_groups")
         self._epoch_s = time.time() - time.monotonic()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OpenTelemetrySpans)
+
+    def __hash__(self) -> int:
+        return hash(OpenTelemetrySpans)
 
     def capture(self) -> Any:
         """The context that a call is sent in: its span becomes the parent."""
