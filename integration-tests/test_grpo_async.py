@@ -25,7 +25,9 @@ from grpo.history import OVERLAPPED, PHASES, Evaluation, History, StepRecord
 from grpo.occupancy import Occupancy
 from grpo.options import parse_options
 from grpo.pace import Stopwatch, in_turns, overlapped
+from grpo.startup import StartClock
 from raycrew.tensor_transport import BatchedDataDict, WeightDirectory
+from raycrew.worker_groups import timeline
 
 
 @pytest.fixture
@@ -63,6 +65,26 @@ def verified_here(monkeypatch):
     monkeypatch.setattr(
         asynchronous, "rewards", lambda prompts, texts: [float(text == SAMPLED) for text in texts]
     )
+
+
+def test_updates_are_drawn_in_turns_and_overlapped():
+    with crew_in_process(CONFIG) as crew, timeline() as run:
+        crew.on_update = run.add
+        crew.synchronise()
+        asyncio.run(crew.share(asyncio.Event()))
+    events = run.trace()["traceEvents"]
+    assert [one["name"] for one in events if one["args"].get("kind") == "whole"] == ["weight update"] * 2
+    assert {"load"} <= {one["name"] for one in events}
+
+
+def test_parts_of_the_start_are_drawn():
+    clock = StartClock()
+    with timeline() as run:
+        clock.draw = run.span
+        with clock.phase("environments"):
+            pass
+    assert "environments" in clock.seconds
+    assert "environments" in [one["name"] for one in run.trace()["traceEvents"]]
 
 
 @pytest.mark.parametrize("bound", [0, 1, 2])

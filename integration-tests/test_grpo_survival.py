@@ -106,6 +106,6 @@ def test_interrupt_in_an_update_leaves_nothing_behind_but_what_to_go_on_from(tmp
     assert [step["weight_version"] for step in content["steps"]] == [1, 2, 3]
     assert [event["worker"] for event in content["events"]] == ["generator 0", "policy 0"]
     page = (out / "timeline.html").read_text()
-    assert "generate" in page
-    assert "restart" in page
+    for drawn in ("generate", "restart", "weight update", "environments"):
+        assert f'"{drawn}' in page, drawn
     assert json.loads((out / "timeline.json").read_text())["traceEvents"]

@@ -15,6 +15,7 @@ from raycrew.tensor_transport import (
     BatchedDataDict,
     SyncProgress,
     WeightDirectory,
+    WeightSyncReport,
     WeightUpdateError,
     sync_weights,
     sync_weights_async,
@@ -35,6 +36,9 @@ class Crew:
         deaths: Both groups tell it of their workers' deaths.
         phases: Whose turn it is, where the two share a device of which each wants all: whoever is not at work
             sleeps. None where both are awake all the time.
+
+    Attributes:
+        on_update: Told of each update of the generators, with what each rank did when.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class Crew:
         deaths: Deaths,
         phases: PhaseManager | None = None,
     ) -> None:
+        self.on_update: Callable[[WeightSyncReport], object] = lambda _: None
         self.phases = phases
         self.config, self.policy, self.generators = config, policy, generators
         self.directory, self.deaths = directory, deaths
@@ -144,7 +149,9 @@ class Crew:
     def _hand_on(self) -> int:
         """Have the generators take the policy's weights now, or, where they sleep, when they are woken."""
         if self.phases is None:
-            return sync_weights(self.policy, self.generators.group, directory=self.directory).version
+            report = sync_weights(self.policy, self.generators.group, directory=self.directory)
+            self.on_update(report)
+            return report.version
         with self._turn("policy"):
             update = self.policy.on(ranks=[0]).call("publish_weights").get_results()[0]
         return int(update.version)
@@ -176,6 +183,7 @@ class Crew:
             else:
                 self._held = report.version
                 published.set()
+                self.on_update(report)
                 self.deaths.tell(self.done, f"caught up to version {self.version}")
                 return report.version
 

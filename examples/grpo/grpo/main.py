@@ -79,14 +79,16 @@ def run(options: Options, policy_kind: WorkerKind, console: Console) -> None:
     clock = StartClock()
     with ExitStack() as stack:
         clusters = _enter_clusters(stack, layout, clock)
+        record = None
+        if files:
+            record = stack.enter_context(timeline(html=files[0], trace=files[1]))
+            clock.draw = record.span
         with clock.phase("environments"):
             prepare_environment(policy_kind, clusters[0], console)
             generator_kind = choose_generator(options, clusters[1], console)
         settings["generator"] = generator_kind.name
         if checkpoint is not None:
             checkpoint.check(settings)
-        if files:
-            stack.enter_context(timeline(html=files[0], trace=files[1]))
         with clock.phase("weight directory"):
             directory = stack.enter_context(WeightDirectory.start())
         start_of_groups = ONE_BY_ONE if layout.takes_turns else AT_ONCE
@@ -109,6 +111,8 @@ def run(options: Options, policy_kind: WorkerKind, console: Console) -> None:
                 [one for one, own in zip(groups, clusters, strict=True) if own is cluster]
             )
         crew = Crew(options.config, policy, generators, directory, deaths, phases)
+        if record is not None:
+            crew.on_update = record.add
         every = options.checkpoint_every if options.max_staleness is None else None
         loop = GrpoLoop(options.config, crew, folder / CHECKPOINTS, settings, every)
         with clock.phase("warm-up" if checkpoint is None else "checkpoint"):

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from rich.table import Table
 
@@ -16,17 +16,23 @@ class StartClock:
 
     Args:
         clock: In seconds.
+
+    Attributes:
+        seconds: By phase, how long it took.
+        draw: Surrounds each phase, given its name: `Timeline.span`, say.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds: dict[str, float] = {}
+        self.draw: Callable[[str], AbstractContextManager[object]] = nullcontext
         self._clock = clock
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Measure what is done in this block; if there was one of this name, that counts, too."""
         start = self._clock()
-        yield
+        with self.draw(name):
+            yield
         self.seconds[name] = self.seconds.get(name, 0.0) + self._clock() - start
 
 

@@ -6,13 +6,16 @@ import json
 import random
 import signal
 import threading
+from collections import Counter
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 from patience import eventually
 from ray import cloudpickle
 
 from raycrew.worker_groups import WorkerGroupClosedError, WorkerGroupError
+from raycrew.worker_groups._health import observed
 from raycrew.worker_groups.balancing import WorkerLoad
 from raycrew.worker_groups.rollouts import (
     PromptError,
@@ -118,6 +121,25 @@ def test_each_prompt_comes_once_with_its_samples_in_order():
     stats = collection.stats()
     assert (stats.pulled, stats.produced, stats.handed_out) == (20, 60, 20)
     assert (stats.in_flight, stats.waiting, stats.oldest_s) == (0, 0, 0.0) and stats.mean_s > 0
+
+
+def test_whoever_observes_the_process_is_told_of_rollouts(monkeypatch):
+    counts, spans, seconds = Counter(), [], []
+
+    def counted(name, labels, value):
+        if labels == {"pool": "pool"}:
+            seconds.append((name, value))
+        elif labels.get("pool") == "pool":
+            counts[name, labels["what"]] += value
+
+    monkeypatch.setattr(observed, "by", SimpleNamespace(counted=counted, spanned=spans.append))
+    with collect(picky, range(5), n=2, on_error="return") as collection:
+        assert len(list(collection)) == 5
+    told = {"pulled": 5, "done": 5, "produced": 8, "failed": 2, "handed_out": 5}
+    assert counts == {("rollouts", what): n for what, n in told.items()}
+    assert len(seconds) == 5 and all(name == "rollout_seconds" and s > 0 for name, s in seconds)
+    drawn = [(span.row, span.name) for span in spans if span.track == "rollouts"]
+    assert sorted(drawn) == [("pool", str(prompt)) for prompt in range(5)]
 
 
 def test_no_prompts_are_no_groups():

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import re
+import threading
 import time
 import urllib.request
 from concurrent.futures import ProcessPoolExecutor
@@ -13,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import ray
-from patience import eventually
+from patience import PATIENCE_S, eventually
 from timed_workers import Timed
 
 from raycrew.cluster_core import RayVirtualCluster
@@ -91,6 +92,9 @@ class Adder:
     def add(self, a):
         return a
 
+    def wait(self, gate):
+        return gate.wait(PATIENCE_S)
+
 
 def test_two_timelines_count_a_call_once_and_leave_no_group_with_open_calls(measured):
     with (
@@ -108,6 +112,21 @@ def test_two_timelines_count_a_call_once_and_leave_no_group_with_open_calls(meas
     open_calls = [(labels["group"], value) for name, value, labels in measured if name == "open_calls"]
     assert ("lost", 1) in open_calls
     assert dict(open_calls)["lost"] == 0, "nobody counts them any more"
+
+
+def test_workers_that_are_found_stuck_are_counted(measured):
+    gate = threading.Event()
+    with (
+        InProcessGroup(FakeCluster([2]), Adder, name_prefix="adders") as group,
+        timeline(metrics=True, max_spans=0, open_telemetry=False),
+    ):
+        waiting = group.on(ranks=[1]).call("wait", gate)
+        eventually(lambda: 1 in group.detect_stuck_workers(0.01), "it does not go on")
+        gate.set()
+        waiting.get_results()
+    assert [told for told in measured if told[0] == "stalls"] == [
+        ("stalls", 1.0, {"group": "adders", "rank": "1", "reason": "no_progress"})
+    ]
 
 
 def test_counts_and_updates(measured):

@@ -2,6 +2,8 @@
 
 import os
 import signal
+from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from patience import PATIENCE_S, eventually
@@ -9,7 +11,7 @@ from timed_workers import Timed
 
 from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError, fan_out, timeline
 from raycrew.worker_groups._health.observers import observed
-from raycrew.worker_groups._health.timeline import questions, recorder
+from raycrew.worker_groups._health.timeline import metrics, questions, recorder
 
 
 def events(run, **wanted):
@@ -35,9 +37,18 @@ def let_rank_1_be_slower(group, path):
     slow.get_results()
 
 
-def test_workers_tell_when_their_calls_ran(group, tmp_path):
+def test_workers_tell_when_their_calls_ran(group, tmp_path, monkeypatch):
+    counts = Counter()
+
+    def counter(name):
+        def count(value, labels):
+            counts[name, *sorted(labels.values())] += value
+
+        return SimpleNamespace(inc=count, observe=lambda *_: None, set=lambda *_: None)
+
+    monkeypatch.setattr(metrics, "_made", counter)
     group.call("clock").get_results()
-    with timeline() as run:
+    with timeline(metrics=True) as run:
         first = group.call("clock").get_results()
         for each in range(5):
             let_rank_1_be_slower(group, tmp_path / str(each))
@@ -68,6 +79,12 @@ def test_workers_tell_when_their_calls_ran(group, tmp_path):
     assert slowest.lost_s > 0
     assert slowest.lost_s == pytest.approx(waited_us / 1e6)
     assert [event["args"]["generation"] for event in events(run, kind="restart")] == [1]
+    assert counts["restarts", "timed"] == 1
+    assert counts["calls", "clock", "ok", "timed"] == 3
+    assert counts["calls", "clock", "timed", "untold"] == 1, "nobody has taken the results of one"
+    assert counts["calls", "failed", "stream", "timed"] == 1
+    assert sum(n for (name, *_), n in counts.items() if name == "fan_out_items") == 20
+    assert counts["fan_out_bytes", "sent"] > 20 < counts["fan_out_bytes", "received"]
     batches = [event for event in events(run, kind="running") if event["name"].endswith("abs")]
     assert sum(event["args"]["items"] for event in batches) == 20
     began = min(begin for begin, _ in first)

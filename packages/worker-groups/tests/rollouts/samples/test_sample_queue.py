@@ -452,6 +452,9 @@ def test_whoever_observes_the_process_is_told_of_samples(queue, monkeypatch):
     assert ("samples", {"queue": "samples", "what": "handed_out"}, 2) in counts
     assert ("samples", {"queue": "samples", "what": "consumed"}, 2) in counts
     assert ("sample_versions_behind", {"queue": "samples"}, 4) in counts
+    assert [what for name, what, s in counts if name == "sample_waited_seconds" and s > 0] == [
+        {"queue": "samples"}
+    ]
     assert not [count for count in counts if count[1].get("what") == "produced"], "that was before"
     assert [(span.track, span.row, span.name) for span in spans] == [("samples", "samples", "get")]
 
