@@ -280,3 +280,13 @@ def test_bad_usage_is_refused(wrong, capsys):
         command([*wrong, "--json"])
     error = json.loads(capsys.readouterr().out)["error"]
     assert (end.value.code, error["type"]) == (2, "UsageError")
+
+
+@pytest.mark.parametrize("command", ["status", "top", "stacks"])
+def test_the_package_is_a_program_too(command):
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "raycrew.worker_groups", command, "--timeout", "0", "--json"],
+        env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, json.loads(done.stdout)["error"]["type"]) == (2, "UsageError")
