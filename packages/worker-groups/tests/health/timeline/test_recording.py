@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -105,6 +106,17 @@ def test_reports_of_others_are_drawn():
     )
 
 
+@pytest.mark.hostile
+def test_a_report_is_drawn_when_it_was_though_the_clock_was_set_since_the_timeline_began(monkeypatch):
+    true = time.time
+    with timeline() as run, run.span("sync"):
+        monkeypatch.setattr(time, "time", lambda: true() + 3600.0)
+        began = time.time()
+        run.add(SimpleNamespace(started_at=began, total_s=0.0, spans=[]))
+    (sync,), (whole,) = events(run.trace(), name="sync"), events(run.trace(), kind="whole")
+    assert sync["ts"] <= whole["ts"] + 1 and whole["ts"] <= sync["ts"] + sync["dur"] + 1
+
+
 def test_too_many_spans_are_counted_and_said(group, tmp_path):
     with timeline(html=tmp_path / "run.html", max_spans=1) as run:
         group.call("add", 1).get_results()
@@ -164,6 +176,23 @@ def test_files_that_were_not_written_are_written_by_the_next_close(group, tmp_pa
     assert not trace.exists()
     run.close()
     assert trace.exists()
+
+
+@pytest.mark.hostile
+def test_a_handler_of_a_signal_may_close_a_timeline_that_is_being_written(group, tmp_path, monkeypatch):
+    run = timeline(trace := tmp_path / "run.json")
+    group.call("add", 1).get_results()
+    write = Path.write_text
+
+    def write_and_be_interrupted(path, text, **options):
+        write(path, text, **options)
+        monkeypatch.undo()
+        run.close()  # as a handler does
+
+    monkeypatch.setattr(Path, "write_text", write_and_be_interrupted)
+    run.close()
+    assert len(events(json.loads(trace.read_text()), name="add", kind="running")) == 2
+    assert list(tmp_path.iterdir()) == [trace]
 
 
 def code_of(child):

@@ -4,7 +4,10 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
+
+_numbers = count()  # a signal's handler may write a file that is being written
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -58,7 +61,7 @@ def _writable(name: str, given: str | os.PathLike[str]) -> Path:
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
     """A file beside another one while it is made; what goes wrong with it is told of the other."""
-    new = path.with_name(f".{path.name}.{os.getpid()}")
+    new = path.with_name(f".{path.name}.{os.getpid()}.{next(_numbers)}")
     try:
         try:
             yield new

@@ -79,7 +79,7 @@ class Timeline:
         spans: OpenTelemetrySpans | None,
     ) -> None:
         self._trace, self._html = files_to_write(trace=trace, html=html)
-        self._epoch_s, self._began_s = time.time() - time.monotonic(), time.time()
+        self._began_s = time.time()
         self._kept, self._metrics, self._spans = Kept(max_spans), metrics, spans
         listeners = (self._kept if max_spans else None, metrics, spans)
         self._subscription = Subscription([listener for listener in listeners if listener is not None])
@@ -142,6 +142,8 @@ class Timeline:
     def add(self, report: TimedReport, name: str = "weight update") -> None:
         """Draw what was timed elsewhere: a `WeightSyncReport`, say, with what each rank did when.
 
+        Best at once: where the clock of this machine is set meanwhile, it is drawn at another time.
+
         Args:
             report: It has `started_at`, `total_s` and `spans`.
             name: What the whole of it is called.
@@ -151,7 +153,7 @@ class Timeline:
         """
         if missing := [part for part in ("started_at", "total_s", "spans") if not hasattr(report, part)]:
             raise TypeError(f"{type(report).__name__} has no {', '.join(missing)}, so it can't be drawn")
-        start = report.started_at - self._epoch_s
+        start = report.started_at - time.time() + time.monotonic()  # of now: the clock may have been set
         self._keep(Span(name, "", name, "whole", start, start + max(0.0, report.total_s)))
         for phase in report.spans:
             began, ended = start + phase.start_s, start + max(phase.start_s, phase.end_s)
