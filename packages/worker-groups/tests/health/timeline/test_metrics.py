@@ -156,6 +156,8 @@ def test_the_dashboard_asks_for_metrics_that_there_are():
     assert {re.sub("_(total|bucket|sum|count)$", "", name) for name in asked} == {
         full_name(name) for name in (*COUNTERS, *HISTOGRAMS, *GAUGES)
     }
+    windows = set(re.findall(r"rate\([^\[]*\[([^\]]*)\]", " ".join(queries)))
+    assert windows == {"$__rate_interval"}, "whatever time there is between two looks of Prometheus"
     panels = json.loads(DASHBOARD.read_text())["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
 
