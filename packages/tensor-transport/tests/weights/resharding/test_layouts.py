@@ -198,3 +198,8 @@ def test_a_cast_is_told_by_any_of_the_patterns_that_a_name_matches(order):
     assert moves == names
     with pytest.raises(ReshardError, match="'norm' is bfloat16 at the sources and float32 at the targets"):
         plan_reshard(source, target, casts={"*": "bfloat16"})
+
+
+def test_a_flat_parameter_that_nobody_holds_is_refused():
+    with pytest.raises(LayoutError, match="at least one rank"):
+        flat_sharded({"w": ((2, 3), "float32")}, [], "flat")

@@ -39,6 +39,7 @@ from raycrew.tensor_transport.weights._update import (
     check_cover,
     compare_schemas,
     schema_of,
+    twins_of,
 )
 
 _RETURN_S = 60.0
@@ -86,6 +87,7 @@ class Applier:
         self._load = load
         self._member = member
         self._expected: Schema | None = None if expected is None else schema_of(expected)
+        self._twins = {} if expected is None else twins_of(expected)
         self._store = as_store(store)
         self._fetcher = Fetcher(self._store, borrow=borrow, verify=verify)
         self._verify_first = verify_first
@@ -208,7 +210,11 @@ class Applier:
 
     def _load_all(self, heading: Heading, stream: Iterable[Fetched], watch: Stopwatch) -> Loading:
         loading = Loading(
-            heading, self._expected, keep=self._rollback.keeps_buckets, on_touch=self._let_go_of_held
+            heading,
+            self._expected,
+            keep=self._rollback.keeps_buckets,
+            on_touch=self._let_go_of_held,
+            twins=self._twins,
         )
         if self._verify_first:
             stream = list(stream)

@@ -1,6 +1,6 @@
 """Hands the tensors of a version to `load`, and notes what was handed out."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -8,6 +8,7 @@ import torch
 from raycrew.tensor_transport.errors import LoadRefusedError, WeightUpdateError
 from raycrew.tensor_transport.weights._receiving.fetching import Assembler, Fetched, Heading
 from raycrew.tensor_transport.weights._receiving.rollback import bare
+from raycrew.tensor_transport.weights._receiving.twins import Twins
 from raycrew.tensor_transport.weights._update import (
     Schema,
     Stopwatch,
@@ -37,6 +38,7 @@ class Loading:
         *,
         keep: bool,
         on_touch: Callable[[int], object] = lambda _: None,
+        twins: Mapping[str, str] | None = None,
     ) -> None:
         self.touched = False
         self.failure: Exception | None = None
@@ -44,6 +46,7 @@ class Loading:
         self.size_bytes = self.taken = 0
         self._heading, self._expected, self._keep = heading, expected, keep
         self._on_touch = on_touch
+        self._twins = Twins(heading, twins or {})
         self._schema: dict[str, tuple[str, tuple[int, ...]]] = {}
 
     @property
@@ -65,9 +68,10 @@ class Loading:
         """(name, tensor) of all buckets, those that come in pieces put together."""
         assembler = Assembler(self._heading.version)
         try:
-            for fetched in buckets:
+            for fetched in self._twins.compared(buckets):
                 self._note(fetched)
                 for name, tensor in assembler.whole(fetched.tensors()):
+                    self._twins.compare(name, tensor)
                     self._touch()
                     self.taken += 1
                     yield name, tensor

@@ -29,6 +29,7 @@ from raycrew.tensor_transport.weights._update.stores import (
     release_scope,
     reserve,
 )
+from raycrew.tensor_transport.weights._update.twins import twins_of
 
 __all__ = [
     "CPU",
@@ -62,5 +63,6 @@ __all__ = [
     "schema_of",
     "sealed",
     "settle",
+    "twins_of",
     "use_here",
 ]

@@ -13,6 +13,7 @@ from raycrew.tensor_transport.errors import (
     ManifestMismatchError,
 )
 from raycrew.tensor_transport.protocols import Bytes
+from raycrew.tensor_transport.weights._update import twins_of
 from raycrew.tensor_transport.weights.deltas._packed import NO_VERSION, Delta, kind_of
 
 
@@ -46,6 +47,7 @@ class DeltaTarget:
         for name, tensor in weights.items():
             check_tensor(tensor, name)
         self._weights = dict(weights)
+        self._twins = twins_of(self._weights)
         self._verify = verify
         self._held: dict[str, _Version] = {}
         self._before: dict[str, _Version] = {}
@@ -72,6 +74,7 @@ class DeltaTarget:
         self.committed(0, ())
         self._before = self._held
         told: dict[str, _Version] = {}
+        folds: dict[str, tuple[str, int]] = {}
         numbers: dict[int, int] = {}
         try:
             for key, packed in tensors:
@@ -79,6 +82,7 @@ class DeltaTarget:
                 delta = Delta.unpacked(tensor_bytes(packed, key))
                 _check_one_version(name, delta, told, numbers)
                 self._check(name, delta)
+                self._check_twin(name, delta, folds)
                 self._apply(name, delta)
                 told[name] = _Version(delta.source, delta.version)
             if told and (missing := sorted(self._weights.keys() - told.keys())):
@@ -130,6 +134,16 @@ class DeltaTarget:
             )
             error.bases = (delta.base,)
             raise error
+
+    def _check_twin(self, name: str, delta: Delta, folds: dict[str, tuple[str, int]]) -> None:
+        """Raise unless names that are one tensor here are told alike."""
+        first = self._twins.get(name)
+        if first is None:
+            return
+        other, fold = folds.setdefault(first, (name, delta.fold))
+        if fold != delta.fold:
+            one = f"{other!r} and {name!r} are one tensor here, and differ at the source"
+            raise _mismatch(one, delta.version, [other, name])
 
     def _apply(self, name: str, delta: Delta) -> None:
         self._is_written = True

@@ -110,8 +110,10 @@ def flat_sharded(
         parameter: Name of the parameter on each rank.
 
     Raises:
-        LayoutError: The dtypes differ.
+        LayoutError: The dtypes differ, or nobody holds a part.
     """
+    if not ranks:
+        raise LayoutError("a flat parameter is held by at least one rank")
     if len(dtypes := {dtype for _, dtype in tensors.values()}) > 1:
         raise LayoutError(f"tensors of one flat parameter have one dtype, not {sorted(dtypes)}")
     shapes = tuple(tuple(shape) for shape, _ in tensors.values())

@@ -1,0 +1,103 @@
+"""Names that are one tensor in a receiver: an update has to give them the same elements."""
+
+import pytest
+import torch
+from models import weights
+
+from raycrew.tensor_transport import DeltaSource, DeltaTarget
+from raycrew.tensor_transport.errors import ManifestMismatchError
+from raycrew.tensor_transport.testing import InProcessByteStore
+from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher, WeightReceiver
+
+pytestmark = pytest.mark.hostile
+FIRST, LAST = "layer.0.weight", "layer.3.weight"
+
+
+@pytest.fixture
+def store():
+    return InProcessByteStore()
+
+
+def tied(seed=0):
+    found = weights(seed)
+    return found | {LAST: found[FIRST]}
+
+
+class Tied:
+    """Has two names for one tensor."""
+
+    def __init__(self, store, **options):
+        self.tensors, self.loads = tied(), 0
+        self.receiver = WeightReceiver(self.load, expected=self.tensors, store=store, **options)
+
+    def load(self, tensors):
+        for name, tensor in tensors:
+            self.loads += 1
+            self.tensors[name].copy_(tensor)
+
+
+def pairs(state):
+    yield from state.items()
+
+
+def test_what_is_told_apart_and_differs_is_refused_before_anything_is_changed(store):
+    publisher, model = WeightPublisher(store, bucket_bytes=128), Tied(store)
+    with pytest.raises(ManifestMismatchError, match="are one tensor here, and differ") as caught:
+        model.receiver.apply(publisher.publish(weights(1)))
+    assert caught.value.mismatched == [FIRST, LAST]
+    assert model.loads == 0 and model.receiver.intact and model.receiver.version is None
+    assert torch.equal(model.tensors["ids"], weights()["ids"])
+    model.receiver.apply(publisher.publish(tied(1)))
+    assert torch.equal(model.tensors[LAST], weights(1)[FIRST])
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_equal_ones_are_loaded_tied_or_not(store, apart):
+    state = tied(1)
+    if apart:
+        state[LAST] = state[LAST].clone()
+    model = Tied(store)
+    model.receiver.apply(WeightPublisher(store, bucket_bytes=128).publish(state))
+    assert model.loads == len(state) and torch.equal(model.tensors[LAST], state[FIRST])
+
+
+def test_those_of_an_iterator_are_compared_as_they_come(store):
+    publisher, model = WeightPublisher(store, bucket_bytes=128), Tied(store, rollback="shadow")
+    model.receiver.apply(publisher.publish(pairs(tied(1))))
+    with WeightDirectory.local() as directory:
+        streaming = WeightPublisher(store, bucket_bytes=128, directory=directory, timeout_s=60.0)
+        receiver = WeightReceiver(model.load, expected=tied(), store=store, directory=directory)
+        streaming.publish(pairs(weights(2)))
+        with pytest.raises(ManifestMismatchError, match="are one tensor here"):
+            receiver.pull(timeout_s=60.0)
+        assert not receiver.intact
+        receiver.close()
+        streaming.close()
+    model.receiver.apply(publisher.publish(pairs(tied(3))))
+    with pytest.raises(ManifestMismatchError, match="are one tensor here"):
+        model.receiver.apply(publisher.publish(pairs(weights(4))))
+    assert model.receiver.intact, "it returned to what it had"
+    assert torch.equal(model.tensors[LAST], weights(3)[FIRST])
+
+
+def test_without_memory_nothing_is_tied(store):
+    loaded = {}
+    expected = {name: torch.empty_like(tensor, device="meta") for name, tensor in weights().items()}
+    receiver = WeightReceiver(lambda found: loaded.update(found), expected=expected, store=store)
+    receiver.apply(WeightPublisher(store).publish(weights(1)))
+    assert torch.equal(loaded[LAST], weights(1)[LAST])
+
+
+def test_a_target_of_deltas_takes_nothing_else_for_one_tensor():
+    held = tied()
+    target, source = DeltaTarget(held, verify=False), DeltaSource()
+    before = {name: tensor.clone() for name, tensor in held.items()}
+    target.load(source.encode(before).tensors)
+    target.committed(0, ())
+    source.commit()
+    for full in (True, False):
+        with pytest.raises(ManifestMismatchError, match="are one tensor here"):
+            target.load(source.encode(weights(1), full=full).tensors)
+        assert all(torch.equal(held[name], before[name]) for name in held)
+    target.load(source.encode(tied(2)).tensors)
+    assert torch.equal(held[LAST], weights(2)[FIRST])
