@@ -1,15 +1,18 @@
 """The publisher's end of deltas: one copy of its tensors, as of the version that was committed last."""
 
+import functools
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from raycrew.tensor_transport._bytes import tensor_bytes
-from raycrew.tensor_transport.errors import TransportClosedError, TransportError
+from raycrew.tensor_transport.errors import DamagedBytesError, TransportClosedError, TransportError
 from raycrew.tensor_transport.protocols import Bytes
 from raycrew.tensor_transport.weights.deltas._packed import Delta, encode_delta, kind_of
+from raycrew.tensor_transport.weights.deltas._watching import Watch, refuse
 
 Pairs = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
 _UNDOABLE = 4
@@ -61,11 +64,15 @@ class DeltaSource:
             weights: State dict, or (name, tensor), with the same names and shapes each time.
             full: Tell everything, for receivers that hold another version than the last one.
 
+        Nobody may write to the tensors until those of the update are used up.
+
         Returns:
             What to publish. Its tensors are used up before the next call of any method.
 
         Raises:
             TransportClosedError: The source is closed.
+            SourceChangedError: Somebody wrote to the tensors meanwhile; where all is told, the tensors of the
+                update raise it, in the end, and so does what publishes them.
         """
         if self._closed:
             raise TransportClosedError("this DeltaSource is closed")
@@ -105,6 +112,7 @@ class DeltaSource:
         self, weights: Pairs, base: int | None, version: int, update: DeltaUpdate
     ) -> Iterator[tuple[str, torch.Tensor]]:
         told: set[str] = set()
+        watch = Watch(weights)
         for name, tensor in weights.items() if isinstance(weights, Mapping) else weights:
             if version != self._told or self._closed:
                 raise TransportError(f"update {version} of this DeltaSource was given up")
@@ -112,12 +120,14 @@ class DeltaSource:
                 raise ValueError(f"the name {name!r} comes twice")
             told.add(name)
             delta = self._encode(name, tensor, base, version)
+            watch.told(name, tensor, delta.fold)
             packed = delta.packed()
             update.size_bytes += packed.nbytes
             update.whole_bytes += delta.whole_bytes
             yield f"{name}@{version}", torch.from_numpy(packed)
         for name in self._kept.keys() - told:
             del self._kept[name]
+        watch.check()
         self._complete = True
 
     def _encode(self, name: str, tensor: torch.Tensor, base: int | None, version: int) -> Delta:
@@ -126,14 +136,25 @@ class DeltaSource:
         kept = self._kept.get(name)
         if kept is not None and kept.nbytes != data.nbytes:
             kept = None
-        known = kept if base is not None else None
-        options = {"source": self._id, "version": version, "base": base or 0}
-        delta = encode_delta(known, data, tensor.element_size(), kind=kind_of(tensor), **options)
-        self._undo[name] = None  # Whoever is interrupted from here on does not know what is kept.
-        if kept is None:
-            self._kept[name] = data.copy()
-        elif known is None or delta.size_bytes > delta.whole_bytes // _UNDOABLE:
+        encode = functools.partial(
+            encode_delta,
+            itemsize=tensor.element_size(),
+            source=self._id,
+            version=version,
+            base=base or 0,
+            kind=kind_of(tensor),
+        )
+        if kept is None or base is None:
+            self._undo[name] = None  # Whoever is interrupted from here on does not know what is kept.
+            kept = self._kept[name] = np.empty_like(data) if kept is None else kept
             kept[:] = data
-        else:
-            self._undo[name] = delta.apply(kept, verify=False)
+            return encode(None, kept)  # Whoever writes meanwhile, what is told is what is kept.
+        delta = encode(kept, data)
+        self._undo[name] = None
+        try:
+            undo = delta.apply(kept)
+        except DamagedBytesError:
+            refuse([name])
+        if delta.size_bytes <= delta.whole_bytes // _UNDOABLE:
+            self._undo[name] = undo
         return delta
