@@ -61,6 +61,20 @@ class TestRefusals:
         assert found["error"].keys() == {"message", "type", "param", "code"}
         assert echo.metrics().tokens == 0
 
+    def test_an_adapter_is_a_model_for_as_long_as_it_is_loaded(self, echo, monkeypatch):
+        engine, asked = echo.worker._life.awake.loop.engine, {**GREEDY, "prompt": "a", "model": "tuned"}
+        for loaded, status in [(("tuned",), 200), ((), 404)]:
+            monkeypatch.setattr(engine, "adapters", loaded)
+            listed = told(echo.endpoint, "/v1/models")["data"]
+            assert [model["id"] for model in listed] == ["model", *loaded]
+            assert (
+                ask(echo.endpoint, "/v1/models/tuned")[0]
+                == ask(echo.endpoint, COMPLETIONS, asked)[0]
+                == status
+            )
+        echo.call("sleep")
+        assert [model["id"] for model in told(echo.endpoint, "/v1/models")["data"]] == ["model"]
+
     def test_who_does_not_know_the_token_is_let_nowhere(self, echo):
         with socket.create_connection((echo.endpoint.host, echo.endpoint.port), timeout=30) as connection:
             connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -73,6 +73,7 @@ def test_an_adapter_is_as_good_as_weights_with_it_merged(tmp_path):
         asked = {"model": "tuned", "prompt": PROMPTS[0], "return_token_ids": True, **greedy}
         (choice,) = told(stage.call("endpoint"), COMPLETIONS, asked)["choices"]
         assert choice["token_ids"] == tuned[0][2], "over HTTP it is a model"
+        assert told(stage.call("endpoint"), "/v1/models/tuned")["id"] == "tuned"
         stage.call("pause")
         waits = stage.begin(batch_of(), greedy, adapter="tuned")
         stage.wait_for(lambda found: found.waiting == len(PROMPTS))

@@ -1,7 +1,7 @@
 """What an engine is to a worker: something that is stepped by one thread."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -145,11 +145,13 @@ class Engine(ABC):
         weights: Names, shapes and dtypes of what it takes, as meta tensors; None where those of the
             first version count, as tied tensors may have one name or two.
         dozes: Whether it sleeps by `doze` and `rouse`, and not by being closed and made anew.
+        adapters: Names of the LoRA adapters that are loaded; asked by any thread.
     """
 
     limits: Limits
     weights: Mapping[str, torch.Tensor] | None
     dozes = False
+    adapters: Collection[str] = ()
 
     @abstractmethod
     def add(self, request: Request) -> None:
@@ -217,7 +219,8 @@ class Engine(ABC):
         Raises:
             RefusedError: There is none of that name.
         """
-        raise RefusedError(f"no adapter {name!r} is loaded")
+        if name not in self.adapters:
+            raise RefusedError(f"no adapter {name!r} is loaded")
 
 
 class LoadingEngine(Engine):

@@ -40,7 +40,7 @@ class VllmEngine(Engine):
         self.options, config = options, read_config(options)
         self.limits, self._ends = limits_of(options, config), end_tokens(config)
         self.weights, self.dozes = expected_weights(config), options.sleep_level is not None
-        self._adapters: dict[str, LoRARequest] = {}
+        self.adapters: dict[str, LoRARequest] = {}
         self._adapter_numbers = count(1)
         with ExitStack() as until_made:
             folder = options.model
@@ -143,30 +143,25 @@ class VllmEngine(Engine):
         """See `Engine`."""
         if not self.options.max_adapters:
             raise RefusedError(f"adapter {name!r}: this engine was made without adapters (max_adapters=0)")
-        if name not in self._adapters and len(self._adapters) == self.options.max_adapters:
-            raise RefusedError(f"adapter {name!r}: {len(self._adapters)} are loaded, which is the most")
+        if name not in self.adapters and len(self.adapters) == self.options.max_adapters:
+            raise RefusedError(f"adapter {name!r}: {len(self.adapters)} are loaded, which is the most")
         self.unload_adapter(name, missing_ok=True)
         number = next(self._adapter_numbers)
         # vLLM's prefix cache knows adapters by name and folder, which may be those of the one before.
         adapter = LoRARequest(f"{name}-{number}", number, path)
         self._engine.add_lora(adapter)
-        self._adapters[name] = adapter
+        self.adapters[name] = adapter
 
     def unload_adapter(self, name: str, missing_ok: bool = False) -> None:
         """See `Engine`."""
         if not missing_ok:
             self.check_adapter(name)
-        if (adapter := self._adapters.pop(name, None)) is not None:
+        if (adapter := self.adapters.pop(name, None)) is not None:
             self._engine.remove_lora(adapter.lora_int_id)
-
-    def check_adapter(self, name: str) -> None:
-        """See `Engine`."""
-        if name not in self._adapters:
-            super().check_adapter(name)
 
     def _adapter(self, name: str) -> LoRARequest:
         self.check_adapter(name)  # it may have been unloaded while the request waited in a pause
-        return self._adapters[name]
+        return self.adapters[name]
 
 
 class _InThread:

@@ -78,16 +78,17 @@ class OpenAiApp:
             await reply.whole(found)
 
     def _told(self, path: str) -> dict[str, Any]:
-        name = self._options.model_name
-        model = {"id": name, "object": "model", "created": 0, "owned_by": "raycrew"}
         if path == "/health":
             return {"weight_version": self._life.awake.version()}
+        state = self._life.state
+        names = [self._options.model_name, *(() if state is None else state.loop.engine.adapters)]
+        models = [{"id": name, "object": "model", "created": 0, "owned_by": "raycrew"} for name in names]
         if path == "/v1/models":
-            return {"object": "list", "data": [model]}
+            return {"object": "list", "data": models}
         if path.startswith("/v1/models/"):
-            if path.removeprefix("/v1/models/") != name:
-                raise no_model(path.removeprefix("/v1/models/"))
-            return model
+            if (asked := path.removeprefix("/v1/models/")) not in names:
+                raise no_model(asked)
+            return models[names.index(asked)]
         raise ApiError(404, f"there is no {path}", code="unknown_url")
 
     async def _generate(self, kind: Kind, body: bytes, reply: Reply) -> None:
