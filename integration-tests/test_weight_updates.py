@@ -130,13 +130,15 @@ def test_all_generators_serve_one_version_whatever_fails(local_ray, transport):
         version = crew.sync().version
         crew.all_serve(version, later)
 
-        crew.learn()
+        latest = crew.learn()
         trainer.call("arm", 1).get_results(timeout=TIMEOUT_S)
         with pytest.raises(Exception) as died:
             crew.sync()
         assert not isinstance(died.value, WeightUpdateError)
         crew.all_serve(version, later)
         assert directory.latest == version
+        assert trainer.restart_failed_workers() == [1]
+        crew.all_serve(crew.sync().version, latest)
 
 
 def kill_within_an_update(crew, group):

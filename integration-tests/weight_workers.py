@@ -43,15 +43,24 @@ class Trainer:
 
     def __init__(self, directory: WeightDirectory) -> None:
         torch.set_num_threads(1)
-        dist.init_process_group("gloo", init_method="env://")
-        self.model = model()
-        self.whole = model()
-        fully_shard(self.model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-        rank, world = dist.get_rank(), dist.get_world_size()
-        options = {"bucket_bytes": 256, "part": rank, "parts": world, "sharded": True}
+        worker = current_worker()
+        options = {"bucket_bytes": 256, "part": worker.rank, "parts": worker.world_size, "sharded": True}
         self.store = RouteStore()
         self.publisher = WeightPublisher(self.store, directory=directory, **options)
         self.dies = False
+        self.steps = 0
+
+    def on_generation(self, worker: CurrentWorker) -> None:
+        """Shard the model anew, as far as whoever is furthest has come."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        dist.init_process_group("gloo", init_method="env://")
+        steps = torch.tensor(self.steps)
+        dist.all_reduce(steps, dist.ReduceOp.MAX)
+        self.model, self.whole, self.steps = model(), model(), 0
+        fully_shard(self.model, mesh=init_device_mesh("cpu", (worker.world_size,)))
+        for _ in range(int(steps)):
+            self.step()
 
     def join_route(self, told):
         return self.store.join(told)
@@ -61,6 +70,7 @@ class Trainer:
 
     def step(self) -> None:
         """What an optimiser does, without learning anything."""
+        self.steps += 1
         with torch.no_grad():
             for sharded, whole in zip(self.model.parameters(), self.whole.parameters(), strict=True):
                 sharded.to_local().add_(0.25)
