@@ -4,9 +4,11 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from raycrew.tensor_transport._bytes import share_out
+from raycrew.tensor_transport.protocols import Bytes
 
 _WORD = 8
 
@@ -30,6 +32,13 @@ def fold(tensor: torch.Tensor) -> torch.Tensor:
     ):  # As nearly all are: of many small tensors, calls of torch take most of the time.
         return raw.view(torch.int64).sum()
     return raw[:whole].view(torch.int64).sum() + raw[whole:].sum()
+
+
+def fold_bytes(raw: Bytes) -> int:
+    """The `fold` of a tensor of these bytes, or of a part of it that ends with a word."""
+    whole = len(raw) // _WORD * _WORD
+    words = int(np.add.reduce(raw[:whole].view(np.int64)))
+    return words if whole == len(raw) else words + int(raw[whole:].sum())
 
 
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -128,7 +137,7 @@ class Glimpse:
     name: str
     source: Held | Sight
     version: int | None
-    content: torch.Tensor
+    content: torch.Tensor | int
 
 
 def changed(glimpses: Sequence[Glimpse]) -> list[Glimpse]:
@@ -230,11 +239,12 @@ def _counter_of(memory: torch.Tensor) -> torch.Tensor | None:
     return counter
 
 
-def _values(folds: Sequence[torch.Tensor]) -> list[int]:
+def _values(folds: Sequence[torch.Tensor | int]) -> list[int]:
     """The values of folds on any devices, with one transfer from each."""
-    found = [0] * len(folds)
-    for device in {value.device for value in folds}:
-        where = [i for i, value in enumerate(folds) if value.device == device]
-        for i, value in zip(where, torch.stack([folds[i] for i in where]).tolist(), strict=True):
+    found = [0 if isinstance(value, torch.Tensor) else value for value in folds]
+    tensors = [(i, value) for i, value in enumerate(folds) if isinstance(value, torch.Tensor)]
+    for device in {value.device for _, value in tensors}:
+        here = [(i, value) for i, value in tensors if value.device == device]
+        for (i, _), value in zip(here, torch.stack([value for _, value in here]).tolist(), strict=True):
             found[i] = value
-    return found
+    return [value % 2**64 for value in found]

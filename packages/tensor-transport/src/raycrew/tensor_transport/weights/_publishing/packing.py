@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from raycrew.tensor_transport._bytes import share_out
 from raycrew.tensor_transport.protocols import ByteStore
-from raycrew.tensor_transport.weights._publishing.glimpses import work_of
+from raycrew.tensor_transport.weights._publishing.copying import Copying, copy_into
+from raycrew.tensor_transport.weights._publishing.glimpses import fold
 from raycrew.tensor_transport.weights._publishing.placing import Placer
 from raycrew.tensor_transport.weights._publishing.taking import Taken
 from raycrew.tensor_transport.weights._update import (
@@ -83,10 +83,11 @@ class Rooms:
         self._arenas = []
 
 
-Send = Callable[[int, Room, int, list[TensorEntry], bool], None]
-"""Takes a bucket's index, room, size in bytes and entries, and whether it is the last one.
+Send = Callable[[int, Room, int, list[TensorEntry], int | None, bool], None]
+"""Takes a bucket's index, room, size in bytes, entries and checksum, and whether it is the last one.
 
-The room may be used for something else when it returns.
+The checksum is None where it is yet to be made, if it is wanted. The room may be used for something else when
+it returns.
 """
 
 
@@ -99,6 +100,7 @@ class Packer:
         send: What a full bucket goes to.
         bucket_bytes: Size of a bucket.
         sizes: Of all buckets, where they are known.
+        checksums: Make checksums of what is copied anyway.
         overlap: Send in a thread while the next bucket is packed; at most one is on its way.
 
     Attributes:
@@ -113,17 +115,18 @@ class Packer:
         bucket_bytes: int,
         *,
         sizes: Sequence[int] | None,
+        checksums: bool,
         overlap: bool,
     ) -> None:
         self._placer = placer
         self._rooms = rooms
         self._send = send
-        self._bucket_bytes, self._sizes = bucket_bytes, sizes
+        self._bucket_bytes, self._sizes, self._checksums = bucket_bytes, sizes, checksums
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="weight-put") if overlap else None
         self._sending: Future[None] | None = None
         self._room: Room | None = None
         self._entries: list[TensorEntry] = []
-        self._staying: list[tuple[Taken, torch.Tensor]] = []
+        self._staying: list[Copying] = []
         self._flushed = 0
         self.waited_s = 0.0
 
@@ -140,10 +143,13 @@ class Packer:
         self._entries.append(entry)
         if taken.twin is None and entry.size_bytes:
             copy = entry.view(self._room_for(entry.size_bytes).memory)
+            copying = Copying(taken.tensor, copy, entry.offset, taken.copied)
             if taken.stays and copy.is_cpu:
-                self._staying.append((taken, copy))
-            else:
-                _copy((taken, copy))
+                self._staying.append(copying)
+                return
+            copying.copy_elements()
+            if taken.copied is not None:
+                taken.copied(fold(copy))
 
     def finish(self) -> None:
         """Send what is left: all is copied."""
@@ -168,11 +174,13 @@ class Packer:
         return self._room
 
     def _flush(self, *, is_last: bool = False) -> None:
-        staying, self._staying = self._staying, []
-        share_out(staying, work_of(copy.nbytes for _, copy in staying), _copy)
         index, entries, room = self._flushed, self._entries, self._room_for(0)
+        size_bytes, summed = self._placer.sizes[index], None
+        staying, self._staying = self._staying, []
+        if staying:
+            summed = copy_into(room.memory[:size_bytes].numpy(), staying, summed=self._checksums)
         self._flushed, self._entries, self._room = index + 1, [], None
-        what = (index, room, self._placer.sizes[index], entries, is_last)
+        what = (index, room, size_bytes, entries, summed, is_last)
         if self._pool is None:
             start = time.perf_counter()
             self._send_and_give(*what)
@@ -187,10 +195,16 @@ class Packer:
         self._sending = self._pool.submit(self._send_and_give, *what)
 
     def _send_and_give(
-        self, index: int, room: Room, size_bytes: int, entries: list[TensorEntry], is_last: bool
+        self,
+        index: int,
+        room: Room,
+        size_bytes: int,
+        entries: list[TensorEntry],
+        summed: int | None,
+        is_last: bool,
     ) -> None:
         try:
-            self._send(index, room, size_bytes, entries, is_last)
+            self._send(index, room, size_bytes, entries, summed, is_last)
         finally:
             self._rooms.give(room)
 
@@ -201,10 +215,3 @@ class Packer:
             start = time.perf_counter()
             sending.result()
             self.waited_s += time.perf_counter() - start
-
-
-def _copy(one: tuple[Taken, torch.Tensor]) -> None:
-    taken, copy = one
-    with torch.inference_mode():  # whoever publishes may be in it, which other threads do not know
-        copy.copy_(taken.tensor)
-    taken.copied(copy)

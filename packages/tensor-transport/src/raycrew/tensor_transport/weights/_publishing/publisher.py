@@ -222,17 +222,33 @@ class WeightPublisher(Belonging):
     ) -> WeightUpdate:
         watch, placer = Stopwatch(), Placer(self._bucket_bytes)
 
-        def send(index: int, room: Room, size_bytes: int, entries: list[TensorEntry], is_last: bool) -> None:
+        def send(
+            index: int,
+            room: Room,
+            size_bytes: int,
+            entries: list[TensorEntry],
+            summed: int | None,
+            is_last: bool,
+        ) -> None:
             self._teller.make_room(number, size_bytes, window_bytes)
             with watch.measure("put"):
-                summed = checksum(room.memory[:size_bytes]) if self._checksums else None
+                if self._checksums and summed is None:
+                    summed = checksum(room.memory[:size_bytes])
                 buckets.append(Bucket(self._rooms.put(room, size_bytes), size_bytes, summed))
             announced = Announced(self._part, index, buckets[-1], None if plan else tuple(entries))
             self._teller.announce(number, announced, is_only=is_last and not index)
 
         sizes = None if plan is None else plan.bucket_sizes
         overlap = self._teller.streams and (sizes is None or len(sizes) > 1)
-        packer = Packer(placer, self._rooms, send, self._bucket_bytes, sizes=sizes, overlap=overlap)
+        packer = Packer(
+            placer,
+            self._rooms,
+            send,
+            self._bucket_bytes,
+            sizes=sizes,
+            checksums=self._checksums,
+            overlap=overlap,
+        )
         packing.callback(packer.close)
         with watch.measure("gather"):
             packer.add_all(taking)

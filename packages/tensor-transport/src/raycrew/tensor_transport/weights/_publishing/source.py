@@ -116,19 +116,17 @@ class SourceWatch:
             self._versions[name] = version_of(tensor)
             return tensor.detach()
         part = memory_of(tensor)
-        self._keep(tensor, self._glimpse(name, tensor, version_of(part), part))
+        self._keep(tensor, self._glimpse(name, tensor, version_of(part), fold(part)))
         found: torch.Tensor = full() if whole else part
         return found.detach()
 
-    def copied(self, name: str, tensor: torch.Tensor, copy: torch.Tensor) -> None:
-        """`copy` was made of `tensor`, as `gather` got it.
+    def copied(self, name: str, tensor: torch.Tensor, content: torch.Tensor | int) -> None:
+        """A copy was made of `tensor`, no DTensor, as `gather` got it, with this `fold`.
 
         Raises:
             SourceChangedError: Somebody wrote to it meanwhile.
         """
-        if callable(getattr(tensor, "full_tensor", None)):
-            return
-        taken = self._glimpse(name, tensor, self._versions.pop(name), copy)
+        taken = self._glimpse(name, tensor, self._versions.pop(name), content)
         if not self._held:
             _refuse_changed([taken])
         self._keep(tensor, taken)
@@ -136,7 +134,7 @@ class SourceWatch:
     def changing(self, name: str, tensor: torch.Tensor) -> None:
         """What is copied will be made of `tensor`, and have other elements."""
         if not callable(getattr(tensor, "full_tensor", None)):
-            self._keep(tensor, self._glimpse(name, tensor, self._versions.pop(name), tensor))
+            self._keep(tensor, self._glimpse(name, tensor, self._versions.pop(name), fold(tensor)))
 
     def check(self) -> None:
         """Compare all tensors with what was taken of them.
@@ -147,9 +145,9 @@ class SourceWatch:
         _refuse_changed([*self._taken, *self._streamed])
 
     def _glimpse(
-        self, name: str, tensor: torch.Tensor, version: int | None, content: torch.Tensor
+        self, name: str, tensor: torch.Tensor, version: int | None, content: torch.Tensor | int
     ) -> Glimpse:
-        return Glimpse(name, Held(tensor) if self._held else Sight(tensor), version, fold(content))
+        return Glimpse(name, Held(tensor) if self._held else Sight(tensor), version, content)
 
     def _keep(self, tensor: torch.Tensor, taken: Glimpse) -> None:
         if self._held or isinstance(tensor, torch.nn.Parameter):

@@ -19,7 +19,7 @@ from raycrew.tensor_transport.weights._update import Region, dtype_name, region_
 
 @dataclass(frozen=True)
 class Taken:
-    """A tensor to be copied; `copied` is called with the copy, unless it shares the place of `twin`.
+    """A tensor to be copied; `copied` is called with the copy's fold, unless it shares the place of `twin`.
 
     One that `stays`, on the CPU, may be copied with later ones, by any thread.
     """
@@ -27,7 +27,7 @@ class Taken:
     spec: TensorSpec
     tensor: torch.Tensor
     twin: str | None
-    copied: Callable[[torch.Tensor], None]
+    copied: Callable[[torch.Tensor | int], None] | None
     stays: bool = False
 
 
@@ -102,12 +102,13 @@ class Taking:
         target = self._selection.dtype_of(full.dtype)
         if self._selection.keeps_shapes and target == full.dtype:
             spec = self._spec(name, full.dtype, region or _all_of(full), tuple(tensor.shape))
+            is_its_own = not callable(getattr(tensor, "full_tensor", None))
             yield Taken(
                 spec,
                 full,
                 self.ties.get(spec.name),
-                lambda copy: self._watch.copied(name, tensor, copy),
-                stays=self._held and full.is_cpu and not callable(getattr(tensor, "full_tensor", None)),
+                (lambda content: self._watch.copied(name, tensor, content)) if is_its_own else None,
+                stays=self._held and full.is_cpu and is_its_own,
             )
             return
         self._watch.changing(name, tensor)
@@ -117,7 +118,7 @@ class Taking:
                 spec = self._spec(name, made.dtype, region or _all_of(made), tuple(tensor.shape))
             else:
                 spec = TensorSpec(inner, dtype_name(made.dtype), tuple(made.shape))
-            yield Taken(spec, made.detach(), self.ties.get(spec.name), lambda _: None)
+            yield Taken(spec, made.detach(), self.ties.get(spec.name), None)
 
     def _region(self, name: str, tensor: torch.Tensor) -> Region | None:
         if self._sharded and _is_sharded(tensor):

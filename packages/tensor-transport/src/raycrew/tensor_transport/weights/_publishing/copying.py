@@ -1,0 +1,98 @@
+"""Copies tensors into a bucket, and folds what was copied while it is in the processor's cache."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from raycrew.tensor_transport._bytes import (
+    FOLD_BYTES,
+    SECTION_BYTES,
+    Fold,
+    SectionFolds,
+    flat_bytes,
+    in_sections,
+    share_out,
+)
+from raycrew.tensor_transport.protocols import Bytes
+from raycrew.tensor_transport.weights._publishing.glimpses import fold_bytes, work_of
+
+_BLOCK = 2 * FOLD_BYTES
+"""As much as the cache of one processor has room for, beside what it is copied from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copying:
+    """A tensor, and its place.
+
+    Attributes:
+        tensor: What is copied.
+        copy: Its place in a bucket: contiguous.
+        offset: Where in the bucket that begins.
+        copied: Called with the `fold` of the copy, if anybody wants it.
+    """
+
+    tensor: torch.Tensor
+    copy: torch.Tensor
+    offset: int
+    copied: Callable[[int], object] | None
+
+    @property
+    def is_unbroken(self) -> bool:
+        """Whether its bytes are those of the copy, one after the other."""
+        tensor = self.tensor
+        return tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+
+    def copy_elements(self) -> None:
+        """Copy it, whatever its strides."""
+        with torch.inference_mode():  # whoever publishes may be in it, which other threads do not know
+            self.copy.copy_(self.tensor)
+
+
+def copy_into(bucket: Bytes, tensors: Sequence[Copying], *, summed: bool) -> int | None:
+    """Copy tensors of the CPU into a bucket, in which they lie one after another, by several threads.
+
+    Returns:
+        The `fold_in_sections` of the bucket, if it is to be summed.
+    """
+    broken = [each for each in tensors if not each.is_unbroken]
+    share_out(broken, work_of(each.copy.nbytes for each in broken), Copying.copy_elements)
+    runs = [_Run(each) for each in tensors]
+    starts, stops = [run.start for run in runs], [run.stop for run in runs]
+    sums = SectionFolds(len(bucket)) if summed else None
+
+    def take(start: int, stop: int) -> None:
+        section = Fold()
+        for begin in range(start, stop, _BLOCK):
+            end = min(begin + _BLOCK, stop)
+            for run in runs[bisect_right(stops, begin) : bisect_left(starts, end)]:
+                run.take(bucket, begin, end)
+            if sums is not None:
+                section.update(bucket[begin:end])
+        if sums is not None:
+            sums.add(start, section)
+
+    in_sections(len(bucket), SECTION_BYTES, take)
+    for run, each in zip(runs, tensors, strict=True):
+        if each.copied is not None:
+            each.copied(sum(run.folds))
+    return None if sums is None else sums.value
+
+
+class _Run:
+    """The bytes of a bucket that are a tensor's, and the folds of parts of them."""
+
+    def __init__(self, each: Copying) -> None:
+        self.start, self.stop = each.offset, each.offset + each.copy.nbytes
+        self.folds: list[int] = []
+        self._source = flat_bytes(each.tensor).numpy() if each.is_unbroken else None
+
+    def take(self, bucket: Bytes, begin: int, end: int) -> None:
+        """Copy what lies in a part of the bucket, which ends with a word unless the bucket does."""
+        first, last = max(begin, self.start), min(end, self.stop)
+        part = bucket[first:last]
+        if self._source is not None:
+            np.copyto(part, self._source[first - self.start : last - self.start])
+        self.folds.append(fold_bytes(part))
