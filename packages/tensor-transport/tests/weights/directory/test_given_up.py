@@ -1,7 +1,6 @@
 """What a directory does with versions, votes and plans of updates that are given up, or not begun by all."""
 
 import asyncio
-import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +10,7 @@ from authors import PLAN, Author, enter
 from models import assert_same, weights
 from streaming import Generator, Trainer
 
-from raycrew.tensor_transport.errors import DirectoryLostError, StaleVersionError, UpdateAbortedError
+from raycrew.tensor_transport.errors import StaleVersionError, UpdateAbortedError
 from raycrew.tensor_transport.testing import InProcessByteStore
 from raycrew.tensor_transport.weights import (
     WeightDirectory,
@@ -231,28 +230,19 @@ def test_what_a_question_without_an_answer_changes_is_told_to_calls_that_wait_fo
 
 
 @pytest.mark.hostile
-@pytest.mark.parametrize("lost", [False, True])
-def test_what_is_committed_is_kept_when_what_it_replaces_cannot_be_released(lost):
+def test_what_is_committed_is_kept_when_what_it_replaces_cannot_be_released():
     class Store(InProcessByteStore):
         def release(self, ticket):
-            if failures and not lost:
+            if failures:
                 raise failures.pop()
             super().release(ticket)
 
-    class Directory(WeightDirectory):
-        def ask(self, method, /, *args):
-            if method is Record.collect and len(finished) == 2 and failures:
-                raise failures.pop()
-            answer = super().ask(method, *args)
-            finished.extend([answer] if method is Record.finish else [])
-            return answer
-
-    store, directory, failures, finished = Store(), WeightDirectory.local(), [], []
-    trainer, generator = Trainer(store, Directory(directory._edge)), Generator(store, directory)
+    store, directory, failures = Store(), WeightDirectory.local(), []
+    trainer, generator = Trainer(store, directory), Generator(store, directory)
     trainer.publish_weights()
     trainer.seed = 1
-    failures.append(DirectoryLostError("it does not answer") if lost else OSError("the disk is gone"))
-    with contextlib.nullcontext() if lost else pytest.raises(OSError, match="the disk is gone"):
+    failures.append(OSError("the disk is gone"))
+    with pytest.raises(OSError, match="the disk is gone"):
         trainer.publish_weights()
     assert not failures
     assert generator.receiver.pull().version == directory.latest == 2

@@ -5,12 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from models import assert_same, weights
+from models import Model, assert_same, weights
 from streaming import TIMEOUT_S, Generator, Trainer, sync
 
 from raycrew.tensor_transport.errors import UpdateAbortedError
 from raycrew.tensor_transport.testing import InProcessByteStore
-from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher
+from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher, WeightReceiver
+from raycrew.tensor_transport.weights._directory import telling
 from raycrew.tensor_transport.weights._directory.directory import _LocalEdge
 from raycrew.tensor_transport.weights._directory.record import Record
 from raycrew.tensor_transport.weights._directory.versions import Begin, Finish
@@ -62,6 +63,74 @@ def test_an_update_of_one_bucket_takes_few_messages_one_after_another():
     assert_same(generator.model.tensors, weights(0))
     assert from_trainer == ["publish"]
     assert from_generator == ["offer", "vote + decision"]
+
+
+def of_many_buckets(store, said):
+    """A publisher of ten buckets, in whose directory `said` is said; and that directory's record."""
+    record = Record(1, 60.0, "auto")
+    directory = WeightDirectory(Overheard(record, said))
+    return WeightPublisher(store, directory=directory, bucket_bytes=64, timeout_s=TIMEOUT_S), record
+
+
+MANY = {f"w{i}": torch.full((16,), float(i)) for i in range(10)}
+
+
+@pytest.mark.parametrize(("each_s", "count"), [(0.0, 10), (3600.0, 1)])
+def test_buckets_that_are_put_fast_are_announced_together(monkeypatch, each_s, count):
+    """What can be released is told with what is said anyway."""
+    monkeypatch.setattr(telling, "_SAY_EACH_S", each_s)
+    store, said = InProcessByteStore(), []
+    publisher, record = of_many_buckets(store, said)
+    for number in (1, 2):
+        del said[:]
+        assert len(publisher.publish(MANY).buckets) == 10
+        assert said[-count - 2 :] == ["start", *["announce"] * count, "end"]
+        places = [announced.place for announced in record.versions[number].buckets]
+        assert places == list(range(1, 11)) and len(store.held) == 10
+    model = Model()
+    with WeightReceiver(model.load, store=store, directory=publisher._teller._directory) as receiver:
+        receiver.pull()
+    assert_same(model.tensors, MANY)
+
+
+@pytest.mark.hostile
+def test_who_makes_a_tensor_as_it_is_asked_for_is_not_waited_for(monkeypatch):
+    """The next bucket may take any time."""
+    monkeypatch.setattr(telling, "_SAY_EACH_S", 3600.0)
+    said = []
+    of_many_buckets(InProcessByteStore(), said)[0].publish(iter(MANY.items()))
+    assert said.count("announce") == 10
+
+
+@pytest.mark.hostile
+def test_what_is_not_announced_yet_is_before_receivers_are_waited_for(monkeypatch):
+    monkeypatch.setattr(telling, "_SAY_EACH_S", 3600.0)
+    monkeypatch.setattr(feeds, "_SAY_EACH_S", 3600.0)
+    store, record = InProcessByteStore(), Record(1, 60.0, "auto")
+    directory = WeightDirectory(_LocalEdge(record))
+    trainer, generator = Trainer(store, directory, window_bytes=1), Generator(store, directory)
+    for _ in range(2):
+        sync([trainer], [generator], directory, publish="publish_mapping")
+    assert len(record.versions[2].buckets) > 2
+    assert_same(generator.model.tensors, weights(0))
+
+
+@pytest.mark.hostile
+def test_nothing_stays_of_a_version_that_fails_before_all_is_announced(monkeypatch):
+    monkeypatch.setattr(telling, "_SAY_EACH_S", 3600.0)
+    store, said, put = InProcessByteStore(), [], InProcessByteStore.put
+    publisher, record = of_many_buckets(store, said)
+
+    def full(self, data):
+        if len(self.held) == 5:
+            raise OSError("no space left")
+        return put(self, data)
+
+    monkeypatch.setattr(InProcessByteStore, "put", full)
+    with pytest.raises(OSError, match="no space left"):
+        publisher.publish(MANY)
+    assert said.count("announce") == 1 and not store.held
+    assert record.versions[1].state == "aborted"
 
 
 @pytest.mark.hostile

@@ -104,10 +104,10 @@ class Publications(Shelf):
             return "", None
         return version.route, None if version.deadline is None else max(0.0, version.deadline - now)
 
-    def start(self, now: float, begin: Begin) -> tuple[int, str, float | None] | None:
-        """As `begin`; which version it is, and what `route` says of it."""
+    def start(self, now: float, begin: Begin) -> tuple[int, str, float | None, list[Any]] | None:
+        """As `begin`; which version it is, what `route` says of it, and what `collect` does."""
         number = self.begin(now, begin)
-        return None if number is None else (number, *self.route(now, number))
+        return None if number is None else (number, *self.route(now, number), self.collect(now, begin.scope))
 
     def credit(self, now: float, number: int, part: int, size_bytes: int, window_bytes: int) -> bool | None:
         """Whether so many bytes more may be put: what is ahead of the slowest voter has to fit the window."""
@@ -119,19 +119,19 @@ class Publications(Shelf):
             return True
         return None
 
-    def announce(self, now: float, number: int, publisher: str, announced: Announced) -> None:
-        """A bucket can be fetched."""
-        version = self._living(now, number, announced.part)
-        self._check_publisher(announced.part, publisher)
-        part = version.parts[announced.part]
-        version.announced += 1
-        part.buckets.append(replace(announced, place=version.announced))
-        part.expires = now + self.lease_s
+    def announce(self, now: float, number: int, publisher: str, *buckets: Announced) -> None:
+        """Buckets can be fetched."""
+        for announced in buckets:
+            version = self._living(now, number, announced.part)
+            self._check_publisher(announced.part, publisher)
+            part = version.parts[announced.part]
+            version.announced += 1
+            part.buckets.append(replace(announced, place=version.announced))
+            part.expires = now + self.lease_s
 
     def finish(self, now: float, number: int, finish: Finish) -> WeightUpdate:
         """A part is complete; what it is now."""
-        if finish.only is not None:
-            self.announce(now, number, finish.publisher, finish.only)
+        self.announce(now, number, finish.publisher, *finish.rest)
         version = self._living(now, number, finish.part)
         self._check_publisher(finish.part, finish.publisher)
         part = version.parts[finish.part]
@@ -147,14 +147,18 @@ class Publications(Shelf):
             self._tidy(now)
         return update
 
-    def publish(self, now: float, begin: Begin, finish: Finish) -> WeightUpdate | None:
-        """A publisher begins its part, and has all of it already: as `begin` and `finish`, or not at all yet.
+    def end(self, now: float, number: int, finish: Finish, scope: str) -> tuple[WeightUpdate, list[Any]]:
+        """As `finish`; what it returns, and what `collect` does."""
+        return self.finish(now, number, finish), self.collect(now, scope)
+
+    def publish(self, now: float, begin: Begin, finish: Finish) -> tuple[WeightUpdate, list[Any]] | None:
+        """A publisher begins its part, and has all of it already: as `begin` and `end`, or not at all yet.
 
         Raises:
             Exception: As these.
         """
         number = self.begin(now, begin)
-        return None if number is None else self.finish(now, number, finish)
+        return None if number is None else self.end(now, number, finish, begin.scope)
 
     def abort(self, now: float, number: int, reason: str, part: int | None = None) -> bool:
         """Give a version up, with a part that it has, unless it is decided; whether it is, or the part is."""
@@ -182,4 +186,4 @@ class Publications(Shelf):
     def collect(self, now: float, scope: str, receiver: str = "") -> list[Any]:
         """Tickets of buckets that nobody needs any more, for one who can release them; told once."""
         self._tidy(now)
-        return self._freed.collect(scope, receiver)
+        return self._freed.collect(scope, receiver) if scope else []

@@ -1,8 +1,9 @@
 """Whom a publisher tells what it does: nobody, or a directory of versions."""
 
 import contextlib
-from collections.abc import Sequence
-from typing import Protocol
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 from raycrew.tensor_transport.errors import DirectoryLostError, TransportError
 from raycrew.tensor_transport.protocols import ByteStore
@@ -28,6 +29,8 @@ from raycrew.tensor_transport.weights._update import (
 
 _LATER = 0
 """In place of the number of a version that is not begun yet."""
+_SAY_EACH_S = 0.01
+"""Buckets that are put faster than that are announced together: a message takes longer than some of them."""
 
 
 class Teller(Protocol):
@@ -149,7 +152,8 @@ class DirectoryTeller:
         self._timeout_s = timeout_s
         self._scope = release_scope(store, name)
         self._known = ""
-        self._only: Announced | None = None
+        self._waiting: list[Announced] = []
+        self._said = 0.0
         self._unsaid: Begin | None = None
         self._route: tuple[str, float | None] = ("", None)
         self._sends_at_once = isinstance(store, BroadcastStore)
@@ -159,14 +163,14 @@ class DirectoryTeller:
         digest = "" if plan is None else plan.digest
         unknown = plan if digest != self._known else None
         begin = Begin(self._part, self._parts, self._name, self._scope, version, digest, unknown, names)
-        self._only = None
+        self._waiting, self._said = [], 0.0
         self._known = ""  # What the directory knows after a failure is not known here.
         self._unsaid = begin if plan is not None and self._fits_one_message(plan) else None
         if self._unsaid is not None:
             return _LATER
-        number, key, left_s = self._directory.wait(Record.start, self._timeout_s, begin)
+        number, key, left_s, freed = self._directory.wait(Record.start, self._timeout_s, begin)
         self._known, self._route = digest, (key, left_s)
-        self._collect()
+        _give_back(self._store, freed)
         return number
 
     def route(self, version: int) -> tuple[str, float | None]:  # noqa: ARG002
@@ -174,15 +178,16 @@ class DirectoryTeller:
 
     def make_room(self, version: int, size_bytes: int, window_bytes: int | None) -> None:
         if window_bytes is not None and self._unsaid is None:
+            self._say(version)
             asked = (version, self._part, size_bytes, window_bytes)
             self._directory.wait(Record.credit, self._timeout_s, *asked)
             self._collect()
 
     def announce(self, version: int, announced: Announced, *, is_only: bool) -> None:
-        self._only = announced if is_only and not self._sends_at_once else None
-        if self._only is not None:
-            return
-        self._directory.ask(Record.announce, version, self._name, announced)
+        self._waiting.append(announced)
+        is_soon = announced.entries is None and time.monotonic() < self._said + _SAY_EACH_S
+        if self._sends_at_once or not (is_only or is_soon):
+            self._say(version)
 
     def finish(
         self, version: int, plan: BucketPlan, buckets: Sequence[Bucket], watch: Stopwatch, waited_s: float
@@ -191,14 +196,13 @@ class DirectoryTeller:
         known = self._known if begin is None else begin.digest
         late = None if plan.digest == known else plan
         times = (watch.total("gather") - waited_s, watch.total("put"), watch.spans)
-        finish = Finish(self._part, self._name, len(buckets), late, *times, self._only)
+        finish = Finish(self._part, self._name, len(buckets), late, *times, tuple(self._waiting))
         if begin is None:
-            update = self._directory.ask(Record.finish, version, finish)
+            update, freed = self._directory.ask(Record.end, version, finish, self._scope)
         else:
-            update = self._directory.wait(Record.publish, self._timeout_s, begin, finish)
+            update, freed = self._directory.wait(Record.publish, self._timeout_s, begin, finish)
             self._known = begin.digest
-        with contextlib.suppress(DirectoryLostError):  # The next version is refused.
-            self._collect()
+        _give_back(self._store, freed)
         return update
 
     def abort(self, version: int, reason: str) -> bool:
@@ -218,6 +222,13 @@ class DirectoryTeller:
             self._directory.ask(Record.retire, self._part, self._name)
             self._collect()
 
+    def _say(self, version: int) -> None:
+        """Announce what is not announced yet."""
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self._directory.ask(Record.announce, version, self._name, *waiting)
+            self._said = time.monotonic()
+
     def _fits_one_message(self, plan: BucketPlan) -> bool:
         """Whether all of a version can be said at once: nobody would have read any of it before."""
         sizes = plan.bucket_sizes
@@ -235,6 +246,10 @@ class DirectoryTeller:
 
 def release(directory: WeightDirectory, store: ByteStore, scope: str, receiver: str = "") -> None:
     """Release the buckets that nobody needs any more, if there may be some of this scope."""
-    for ticket in directory.ask(Record.collect, scope, receiver) if scope else ():
+    _give_back(store, directory.ask(Record.collect, scope, receiver) if scope else ())
+
+
+def _give_back(store: ByteStore, tickets: Iterable[Any]) -> None:
+    for ticket in tickets:
         with contextlib.suppress(TransportError):  # Its store, or that of its publisher, is gone.
             store.release(ticket)

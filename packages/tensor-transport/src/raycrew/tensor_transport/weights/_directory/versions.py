@@ -62,7 +62,7 @@ def check_named(part: int, parts: int) -> None:
 class Finish:
     """What a publisher says after its last bucket; `plan` where there was none before.
 
-    `only` is the one bucket that there is, where it was not announced before.
+    `rest` are buckets that were not announced before.
     """
 
     part: int
@@ -72,7 +72,7 @@ class Finish:
     gather_s: float
     put_s: float
     spans: tuple[Span, ...]
-    only: "Announced | None" = None
+    rest: "tuple[Announced, ...]" = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,18 +188,18 @@ class DirectoryFeed:
     def _say(self, took: tuple[int, str, tuple[int, ...]]) -> None:
         """Say what is had, while more is at hand: a publisher may wait for that, or nodes that come after.
 
-        Of a version that is complete it is not said of each bucket: those in shared memory are had faster
-        than a directory answers.
+        It is not said of each bucket: those in shared memory are had faster than a directory answers.
         """
-        if not any(self._handed):
+        if not any(self._handed) or (now := time.monotonic()) < self._said + _SAY_EACH_S:
             return
-        if not self._done:
-            self._directory.ask(Record.took, *took)
-        elif (now := time.monotonic()) >= self._said + _SAY_EACH_S:
-            self._said = now
+        self._said = now
+        if self._done:
             self._directory.tell(Record.took, *took)
+        else:
+            self._directory.ask(Record.took, *took)
 
     def _hear(self, news: News) -> None:
+        self._said = time.monotonic()  # What was had was said when this was asked.
         self._waiting, self._done, self._counts = list(news.buckets), news.done, news.counts
         for announced in news.buckets:
             self._seen[announced.part] += 1
