@@ -77,7 +77,7 @@ class ArenaSession:
         self._owner: LockFile | None = None
         self._arenas: list[Arena] = []
         self._current: Arena | None = None
-        self._peak = self._put = self._released = 0
+        self._peak = self._held_at_most = self._put = self._released = 0
         self._lock = threading.Lock()
         self._closed = False
         remake_in_child(self)
@@ -91,7 +91,7 @@ class ArenaSession:
             self._owner.close()
             self._owner = None
         self.epoch = uuid.uuid4().hex[:12]
-        self._peak = self._put = self._released = 0
+        self._peak = self._held_at_most = self._put = self._released = 0
         self._lock = threading.Lock()
 
     def put(self, raws: Sequence[Bytes], step: int | None = None) -> list[Spot]:
@@ -109,7 +109,7 @@ class ArenaSession:
             except BaseException:
                 self.release(spots)
                 raise
-            self._count(len(spots))
+            self._count(len(spots), sum(raw.size for raw in raws))
         return spots
 
     def reserve(self, size_bytes: int) -> tuple[Spot, Bytes]:
@@ -122,7 +122,7 @@ class ArenaSession:
         with self._lock:
             self.check_open()
             arena, (offset, slot) = self._place(size_bytes, lambda arena: arena.reserve(size_bytes))
-            self._count(1)
+            self._count(1, size_bytes)
             return self._spot(arena, offset, slot), arena.data[offset : offset + size_bytes]
 
     def release(self, spots: Sequence[Spot]) -> None:
@@ -200,9 +200,13 @@ class ArenaSession:
         if self._closed:
             raise TransportClosedError(f"this {self._who} is closed")
 
-    def _count(self, put: int) -> None:
+    def _count(self, put: int, size_bytes: int) -> None:
+        """Note what was put; all arenas are looked at only where that may be the most there ever was."""
         self._put += put
-        self._peak = max(self._peak, sum(int(arena.header.live[:, SIZE].sum()) for arena in self._arenas))
+        self._held_at_most += size_bytes
+        if self._held_at_most > self._peak:
+            self._held_at_most = sum(int(arena.header.live[:, SIZE].sum()) for arena in self._arenas)
+            self._peak = max(self._peak, self._held_at_most)
 
     def _put_one(self, raw: Bytes, step: int | None) -> Spot:
         arena, (offset, slot) = self._place(raw.size, lambda arena: arena.append(raw, step))
@@ -224,9 +228,10 @@ class ArenaSession:
         return Spot(arena.path.name.removeprefix(PREFIX), arena.header.generation, offset, slot)
 
     def _next_arena(self, size_bytes: int) -> Arena:
-        """A free arena that is large enough, else a new one."""
-        for arena in self._arenas:
+        """A free arena that is large enough, else a new one; those used longest ago are looked at first."""
+        for index, arena in enumerate(self._arenas):
             if arena.capacity >= size_bytes and arena.recycle():
+                self._arenas.append(self._arenas.pop(index))
                 return arena
         capacity = max(self._arena_bytes, size_bytes)
         reserved = sum(arena.capacity for arena in self._arenas)
