@@ -1,8 +1,11 @@
 """Generation workers: the plain one in this process and on Ray, and what the driver's side does."""
 
+import asyncio
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import Future
 
 import pytest
 
@@ -11,8 +14,11 @@ pytest.importorskip("transformers")
 from generation_conformance import Conformance, check_what_waits_for_room
 from generation_stage import EXAMPLE, MODEL, group_stage, local_stage
 
-from generation import EngineOptions, RefusedError, start_generators
+from generation import EngineOptions, RefusedError, Sampling, start_generators
+from generation.calls import Asked, requests_of, samples_of
 from generation.group import WORKERS
+from generation.prompts import Limits
+from generation.samples import Sample
 from generation.transformers_worker import TransformersWorker
 from raycrew.cluster_core.testing import FakeCluster, connected
 
@@ -65,3 +71,37 @@ def test_a_driver_has_the_classes_of_its_workers_and_neither_vllm_nor_transforme
     path = os.pathsep.join([str(EXAMPLE), str(EXAMPLE.with_name("grpo")), os.environ.get("PYTHONPATH", "")])
     told = {"env": {**os.environ, "PYTHONPATH": path}, "capture_output": True, "text": True, "check": True}
     assert subprocess.run([sys.executable, "-c", code], **told).stdout.strip() == "True []"
+
+
+class AtOnce:
+    """An engine's loop all of whose samples end in one step."""
+
+    def submit(self, requests, sink, listener):
+        def step():
+            for number, request in enumerate(requests):
+                sink(request, Sample(request.prompt_index, request.sample_index, [number], [0.0], [0], "stop"))
+
+        thread = threading.Thread(target=step)
+        thread.start()
+        thread.join()
+        done = Future()
+        done.set_result(None)
+        return done
+
+
+def test_the_event_loop_is_woken_once_for_all_samples_that_end_in_a_step():
+    async def told():
+        loop, woken = asyncio.get_running_loop(), []
+        wake = loop.call_soon_threadsafe
+
+        def noted(*args, **kwargs):
+            if threading.current_thread() is not threading.main_thread():
+                woken.append(args)
+            return wake(*args, **kwargs)
+
+        loop.call_soon_threadsafe = noted
+        asked = Asked({"prompt_ids": [[5], [6]]}, Sampling(n=16), None, None)
+        samples = [found async for _, found in samples_of(AtOnce(), requests_of(asked, Limits(10, 20)))]
+        return len(woken), [(found.prompt_index, list(found.tokens)) for found in samples]
+
+    assert asyncio.run(told()) == (1, [(at // 16, [at]) for at in range(32)])

@@ -254,7 +254,7 @@ class Known:
 
 
 def test_prompts_are_known_again_until_that_is_to_be_forgotten_or_the_weights_are_others():
-    with local_stage(VllmWorker, prefix_caching=True) as stage:
+    with local_stage(VllmWorker, prefix_caching=True, more={"disable_log_stats": False}) as stage:
         is_known = Known(stage)
         assert [is_known() for _ in range(2)] == [False, True]
         stage.call("reset_prefix_cache")

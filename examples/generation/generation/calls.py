@@ -5,9 +5,9 @@ import contextlib
 import hashlib
 import itertools
 import uuid
+from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from generation.engine import Request
@@ -111,29 +111,48 @@ def forget(loop: EngineLoop, requests: Sequence[Request]) -> None:
 async def _events_of(
     loop: EngineLoop, requests: Sequence[Request], *, in_pieces: bool
 ) -> AsyncGenerator[tuple[Request, Added | Sample], None]:
-    inbox: asyncio.Queue[tuple[Request, Added | Sample | BaseException]] = asyncio.Queue()
+    inbox = _Inbox()
     left = {request.id: request for request in requests}
-    deliver = partial(_deliver, asyncio.get_running_loop(), inbox)
     try:
-        await asyncio.wrap_future(loop.submit(requests, deliver, deliver if in_pieces else None))
+        await asyncio.wrap_future(loop.submit(requests, inbox.put, inbox.put if in_pieces else None))
         while left:
-            request, found = await inbox.get()
-            if isinstance(found, BaseException):
-                del left[request.id]
-                raise found
-            if isinstance(found, Sample):
-                del left[request.id]
-            yield request, found
+            for request, found in await inbox.take():
+                if isinstance(found, BaseException):
+                    del left[request.id]
+                    raise found
+                if isinstance(found, Sample):
+                    del left[request.id]
+                yield request, found
     finally:
         if left:
             forget(loop, list(left.values()))
 
 
-def _deliver(
-    loop: asyncio.AbstractEventLoop, inbox: "asyncio.Queue[Any]", request: Request, found: Any
-) -> None:
-    with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits any more
-        loop.call_soon_threadsafe(inbox.put_nowait, (request, found))
+class _Inbox:
+    """From the engine's thread to the event loop, which is woken once for all that a step gives."""
+
+    def __init__(self) -> None:
+        self._loop, self._there = asyncio.get_running_loop(), asyncio.Event()
+        self._found: deque[tuple[Request, Added | Sample | BaseException]] = deque()
+        self._is_waking = False
+
+    def put(self, request: Request, found: Added | Sample | BaseException) -> None:
+        """Leave something, from any thread."""
+        self._found.append((request, found))
+        if not self._is_waking:
+            self._is_waking = True
+            with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+                self._loop.call_soon_threadsafe(self._wake)
+
+    async def take(self) -> list[tuple[Request, Added | Sample | BaseException]]:
+        """What is there, once there is something."""
+        await self._there.wait()
+        self._there.clear()
+        return [self._found.popleft() for _ in range(len(self._found))]
+
+    def _wake(self) -> None:
+        self._is_waking = False  # first: what is left from here on wakes again
+        self._there.set()
 
 
 def _seed_of(seed: int, prompt: int, sample: int) -> int:

@@ -179,7 +179,8 @@ class PolicyWorker:
         dist.destroy_process_group()
 
     def _join(self) -> None:
-        self.replica = DistributedDataParallel(self.learner.model)
+        # What buffers it has, of positions, are never written to, and need not be sent before each step.
+        self.replica = DistributedDataParallel(self.learner.model, forward_sync_buffers=False)
 
     def _has_done(self, before: list[int], after: list[int]) -> bool:
         """Whether what leads from one place to another is done already.
