@@ -1,6 +1,7 @@
 """Generation workers: the plain one in this process and on Ray, and what the driver's side does."""
 
 import asyncio
+import importlib
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from generation.group import WORKERS
 from generation.prompts import Limits
 from generation.samples import Sample
 from generation.transformers_worker import TransformersWorker
+from generation.vllm_worker import COMPILER, without_compiler
 from raycrew.cluster_core.testing import FakeCluster, connected
 
 
@@ -79,7 +81,8 @@ class AtOnce:
     def submit(self, requests, sink, listener):
         def step():
             for number, request in enumerate(requests):
-                sink(request, Sample(request.prompt_index, request.sample_index, [number], [0.0], [0], "stop"))
+                at = request.prompt_index, request.sample_index
+                sink(request, Sample(*at, [number], [0.0], [0], "stop"))
 
         thread = threading.Thread(target=step)
         thread.start()
@@ -105,3 +108,14 @@ def test_the_event_loop_is_woken_once_for_all_samples_that_end_in_a_step():
         return len(woken), [(found.prompt_index, list(found.tokens)) for found in samples]
 
     assert asyncio.run(told()) == (1, [(at // 16, [at]) for at in range(32)])
+
+
+def test_torchs_compiler_is_kept_away_only_where_nothing_is_compiled_and_only_for_a_while(monkeypatch):
+    monkeypatch.delitem(sys.modules, COMPILER, raising=False)
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "0")
+    with without_compiler():
+        assert COMPILER not in sys.modules
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    with without_compiler(), pytest.raises(ImportError, match="halted"):
+        importlib.import_module(COMPILER)
+    assert COMPILER not in sys.modules
