@@ -28,19 +28,19 @@ def completions_of(texts: Sequence[str], samples: BatchedDataDict) -> BatchedDat
         `completions` as text; `weight_version` (int64, [rows]), the oldest that chose one of its tokens.
     """
     prompts = [text for text in texts for _ in range(samples.size // len(texts))]
-    before = [torch.tensor(encode(prompt)) for prompt in prompts]
-    rows = [torch.cat(row) for row in zip(before, samples["output_ids"], strict=True)]
-    tokens = RaggedTensor.from_rows(rows).to_padded(PAD)
-    starts, ends = (torch.tensor([len(row) for row in part])[:, None] for part in (before, rows))
+    before, sampled = [encode(prompt) for prompt in prompts], [row.tolist() for row in samples["output_ids"]]
+    rows = [ids + more for ids, more in zip(before, sampled, strict=True)]
+    starts, ends = (torch.tensor([len(row) for row in part]) for part in (before, rows))
+    tokens = RaggedTensor(torch.tensor([token for row in rows for token in row]), ends).to_padded(PAD)
     places = torch.arange(tokens.shape[1])
-    is_sampled = (places >= starts) & (places < ends)
+    is_sampled = (places >= starts[:, None]) & (places < ends[:, None])
     return BatchedDataDict(
         {
             "tokens": tokens,
             "mask": is_sampled.float(),
             "logprobs": torch.zeros(tokens.shape).masked_scatter(is_sampled, samples["logprobs"].values),
             "prompts": prompts,
-            "completions": [decode(row.tolist()) for row in samples["output_ids"]],
-            "weight_version": torch.stack([row.min() for row in samples["weight_versions"]]),
+            "completions": [decode(row) for row in sampled],
+            "weight_version": torch.tensor([min(row.tolist()) for row in samples["weight_versions"]]),
         }
     )
