@@ -12,6 +12,7 @@ import pytest
 from forking import in_a_child
 
 from raycrew.tensor_transport._bytes import ArenaMaps, ArenaReader
+from raycrew.tensor_transport._bytes.shared import own_files
 from raycrew.tensor_transport.errors import StaleHandleError, TransportError
 from raycrew.tensor_transport.transports import SharedMemoryTransport
 
@@ -261,6 +262,17 @@ def test_an_owner_whose_memory_somebody_cut_takes_other_memory(pair, size):
 
 def test_an_owner_has_one_descriptor_for_an_arena(pair, offers):
     assert [len(descriptors(path_of(offer))) for offer in offers] == [1] * COUNT
+
+
+def test_a_lock_for_which_there_is_no_room_is_given_up(folder, monkeypatch):
+    def refuse(fd):
+        raise OSError(errno.ENOMEM, "no room")
+
+    before = len(descriptors())
+    with monkeypatch.context() as patch, pytest.raises(TransportError, match="no room"):
+        patch.setattr(own_files, "hold_open", refuse)
+        SharedMemoryTransport(directory=folder)
+    assert len(descriptors()) == before
 
 
 def test_no_descriptor_at_all_is_an_error_by_name(pair, offers):

@@ -117,7 +117,11 @@ class LockFile:
     def __init__(self, path: Path, *, shared: bool) -> None:
         self.path = path
         self._open: OwnFile | None = OwnFile(_open_locked(path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX))
-        self._let_go = hold_open(self._open.fd)
+        try:
+            self._let_go = hold_open(self._open.fd)
+        except OSError:
+            self._open.close()
+            raise
 
     def close(self) -> None:
         """Give the lock up, unless another process was forked while it was held; idempotent."""
