@@ -87,3 +87,11 @@ def test_an_observer_that_fails_does_not_have_a_put_look_undone(queue, monkeypat
     monkeypatch.setattr(observed, "by", SimpleNamespace(counted=fail, spanned=lambda span: None))
     assert queue.put({"tokens": [1]}, version=0) == [0]
     assert "no metrics today" in caplog.text
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("kind", [set, frozenset])
+def test_rows_in_no_order_are_refused(queue, kind):
+    with pytest.raises(TypeError, match=f"a sequence of rows or a handle on them, not {kind.__name__}"):
+        queue.put({"tokens": kind([1, 2])}, version=1)
+    assert queue.stats().held == 0

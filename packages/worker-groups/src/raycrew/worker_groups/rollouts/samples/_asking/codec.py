@@ -32,7 +32,8 @@ def encode(columns: Mapping[str, Any]) -> tuple[dict[str, list[Row]], int]:
 def _encode_column(name: str, rows: Any) -> list[Row]:
     if _is_handle(rows):
         return [Held(rows, i) for i in range(len(rows))]
-    if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
+    # Of sets, each has an order of its own: rows would come to those of other samples.
+    if isinstance(rows, str | bytes | Mapping | set | frozenset) or not isinstance(rows, Iterable):
         raise TypeError(
             f"column {name!r} is a sequence of rows or a handle on them, not {type(rows).__name__}"
         )
