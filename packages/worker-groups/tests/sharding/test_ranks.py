@@ -106,6 +106,24 @@ def test_layouts_that_do_not_fit_are_refused(arguments, message):
         plan_seats(bundles(4, 2), **arguments)
 
 
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"workers_per_node": True}, "workers_per_node is a whole number, not True"),
+        ({"workers_per_node": [1, 0.5]}, "workers_per_node is a whole number, not 0.5"),
+        ({"workers_per_node": "11"}, "workers_per_node is a whole number, not '1'"),
+        ({"bundle_indices_list": [[0.9]]}, "a bundle index is a whole number, not 0.9"),
+        ({"bundle_indices_list": [(0, [True])]}, "a bundle index is a whole number, not True"),
+        ({"bundle_indices_list": [(0, ["1"])]}, "a bundle index is a whole number, not '1'"),
+        ({"bundle_indices_list": [(True, [0])]}, "a node is a whole number, not True"),
+    ],
+)
+def test_numbers_that_are_none_are_refused(arguments, message):
+    with pytest.raises(TypeError, match=message):
+        plan_seats(bundles(4, 2), **arguments)
+
+
 def test_tied_groups_keep_their_order_and_tell_their_leaders():
     plan = plan_seats(bundles(2, 0, 2), bundle_indices_list=[(1, [1, 0]), [0], (0, [1])])
     assert (indices(plan), plan.indices, plan.ordered) == ([3, 2, 0, 1], (3, 2, 0, 1), True)

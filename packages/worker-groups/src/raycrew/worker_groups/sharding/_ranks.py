@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from numbers import Integral
+from typing import Any, cast
 
 from raycrew.cluster_core import Bundle, Claim
 
@@ -148,6 +149,7 @@ def plan_seats(
     Raises:
         ValueError: Both arguments are given, counts or indices are out of range, a bundle is named twice, or
             there are spare bundles and tied ranks, or nothing but those.
+        TypeError: A number, an index or a node is no whole number.
     """
     if workers_per_node is not None and bundle_indices_list is not None:
         raise ValueError("give workers_per_node or bundle_indices_list, not both")
@@ -199,18 +201,16 @@ def _by_node(bundles: Sequence[Bundle]) -> list[list[Bundle]]:
 
 
 def _counts(by_node: Sequence[Sequence[Bundle]], workers_per_node: int | Sequence[int]) -> list[int]:
-    if not isinstance(workers_per_node, int | Iterable):
+    if not isinstance(workers_per_node, int | Integral | Iterable):
         raise TypeError(
             f"workers_per_node is a number, or one for each node, and no {type(workers_per_node).__name__}; "
             "what a worker's __init__ takes is given by name"
         )
-    counts = (
-        [workers_per_node] * len(by_node) if isinstance(workers_per_node, int) else list(workers_per_node)
-    )
-    if len(counts) != len(by_node):
-        raise ValueError(
-            f"workers_per_node has {len(counts)} entries for {len(by_node)} node(s) with bundles"
-        )
+    n = len(by_node)
+    given = workers_per_node if isinstance(workers_per_node, Iterable) else [workers_per_node] * n
+    counts = [_whole("workers_per_node", count) for count in given]
+    if len(counts) != n:
+        raise ValueError(f"workers_per_node has {len(counts)} entries for {n} node(s) with bundles")
     for node, (count, held) in enumerate(zip(counts, by_node, strict=True)):
         if not 0 <= count <= len(held):
             raise ValueError(f"node {node} has {len(held)} bundle(s), which is no room for {count} worker(s)")
@@ -245,8 +245,14 @@ def _tied_plan(
 def _node_and_indices(entry: TiedBundles | Sequence[int]) -> tuple[int | None, list[int]]:
     if len(entry) == 2 and isinstance(entry[1], Sequence):
         node, local = cast("TiedBundles", entry)
-        return node, [int(i) for i in local]
-    return None, [int(i) for i in cast("Sequence[int]", entry)]
+        return _whole("a node", node), [_whole("a bundle index", i) for i in local]
+    return None, [_whole("a bundle index", i) for i in cast("Sequence[int]", entry)]
+
+
+def _whole(what: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | Integral):
+        raise TypeError(f"{what} is a whole number, not {value!r}")
+    return int(value)
 
 
 def _node(by_node: Sequence[Sequence[Bundle]], node: int, number: int) -> Sequence[Bundle]:
