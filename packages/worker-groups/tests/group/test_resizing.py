@@ -21,6 +21,7 @@ from raycrew.worker_groups import (
     per_rank,
     sharded,
 )
+from raycrew.worker_groups._fan_out import calling
 from raycrew.worker_groups._group.resizing import Resizing
 from raycrew.worker_groups.testing import InProcessGroup
 
@@ -320,3 +321,18 @@ def test_ranks_that_are_tied_can_not_be_missed():
     tied = {"bundle_indices_list": [[0], [1, 2]]}
     with pytest.raises(ValueError, match=r"ranks that need no others; \[1, 2\] are tied"):
         InProcessGroup(FakeCluster([3]), object, restart_on_failure=True, min_workers=1, **tied)
+
+
+class Steps:
+    def double(self, x):
+        return 2 * x
+
+
+def test_numbers_of_workers_and_of_items_may_be_numpys():
+    two = pytest.importorskip("numpy").int64(2)
+    with InProcessGroup(FakeCluster([4]), Steps, workers_per_node=1, enable_load_balancing=True) as group:
+        assert group.add_workers(two).added == (1, 2)
+        assert group.resize(two).removed == (2,)
+        doubled = group.balancer.map("double", [1, 2, 3], max_outstanding=two, window=two)
+        assert (list(doubled), group.world_size) == ([2, 4, 6], 2)
+    calling._check_count("batch_size", two, least=1)

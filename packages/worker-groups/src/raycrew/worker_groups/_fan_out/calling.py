@@ -8,6 +8,7 @@ an item runs past its time; whatever else was in its batch is sent again.
 import inspect
 import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sized
+from numbers import Integral
 from typing import Any, Literal, TypeVar, overload
 
 from rich.progress import Progress
@@ -291,7 +292,7 @@ def _check_items(items: object) -> None:
 def _check_count(name: str, value: object, *, least: int, optional: bool = False) -> None:
     if optional and value is None:
         return
-    if not isinstance(value, int) or isinstance(value, bool):
+    if not isinstance(value, int | Integral) or isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, not {value!r}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, not {value}")

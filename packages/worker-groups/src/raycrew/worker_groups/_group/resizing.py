@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 
 from raycrew.cluster_core import Claim
 from raycrew.worker_groups._calls import GroupShape, dispatch_single
@@ -116,7 +117,7 @@ class Resizing:
 
         def work() -> list[int]:
             before = len(self._started.ranks)
-            after = wanted(before)
+            after = int(wanted(before))
             least = self._spec.options.min_workers or 1
             if after < least:
                 said = f"{self._spec.name!r} has {before} worker{'' if before == 1 else 's'}"
@@ -158,7 +159,7 @@ def check_min_workers(least: int | None, plan: SeatPlan, axes: NamedSharding | N
 
 
 def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, int | Integral):
         raise TypeError(f"{name} is a whole number of workers, not {value!r}")
     if value < 1:
         raise ValueError(f"{name} is {value}; there is at least one worker")

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, Concatenate, TypeVar, overload
 
 from raycrew.worker_groups._calls import MultiWorkerFuture, Results, method_name
@@ -286,7 +287,7 @@ def _itself(item: Any) -> Any:
 
 
 def _check_count(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
+    if not isinstance(value, int | Integral) or isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, not {value!r}")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, not {value}")
