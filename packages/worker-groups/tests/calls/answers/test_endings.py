@@ -85,6 +85,18 @@ def test_what_keeps_a_call_from_being_sent_again_is_logged_and_noted(caplog):
     assert failed.value.__notes__ == ["this call was not sent again: KeyError: 'shard'"]
 
 
+def test_that_a_call_can_not_be_sent_again_in_a_group_of_another_size_is_noted():
+    def send():
+        raise GroupResizedError("it has 1 worker by now")
+
+    recovery = Recovery(lambda error: True, send)
+    future = MultiWorkerFuture([1, ActorDiedError()], [0, 1], method="step", recovery=recovery)
+    assert future.wait(PATIENCE_S)
+    with pytest.raises(WorkerFailureError) as failed:
+        future.get_results()
+    assert failed.value.__notes__ == ["this call was not sent again: it has 1 worker by now"]
+
+
 def test_a_call_that_no_thread_could_be_had_for_is_sent_again_by_a_later_look(monkeypatch):
     def refuse(thread):
         raise RuntimeError("can't start new thread")

@@ -177,8 +177,10 @@ class Endings(Gathering):
             errors = settle(lost, None, self._check).errors
             died = Settled(errors={i: error for i, error in errors.items() if is_death(error)})
             self._again(self._failed(by_rank(died, [rank_of[call] for call in lost])), None, sent)
-        except WorkerGroupError as error:  # told by the same calls to whoever takes their results
+        except WorkerFailureError as error:  # told by the same calls to whoever takes their results
             self._recovery, self._why = None, getattr(error, "__notes__", [])
+        except WorkerGroupError as error:  # that their group has got another size, say
+            self._recovery, self._why = None, [f"this call was not sent again: {error}"]
         except Exception as error:
             logger.exception("%r was not sent again", self)
             self._recovery, self._why = None, [f"this call was not sent again: {described(error)}"]
