@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import queue
 import signal
 import sys
 import threading
@@ -145,10 +146,18 @@ class LocalStage(Stage):
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(TIMEOUT_S)
 
     def stream(self, batch, sampling):
-        async def listed():
-            return [item async for item in self.worker.generate_async(batch, sampling)]
+        come = queue.SimpleQueue()
 
-        return asyncio.run_coroutine_threadsafe(listed(), self.loop).result(TIMEOUT_S)
+        async def listen():
+            try:
+                async for item in self.worker.generate_async(batch, sampling):
+                    come.put(item)
+            finally:
+                come.put(None)
+
+        listening = asyncio.run_coroutine_threadsafe(listen(), self.loop)
+        yield from iter(lambda: come.get(timeout=TIMEOUT_S), None)
+        listening.result(TIMEOUT_S)
 
     def refused(self, kind, match):
         return pytest.raises(kind, match=match)
