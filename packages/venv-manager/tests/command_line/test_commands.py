@@ -204,6 +204,8 @@ def test_sizes():
         (["gc", "--max-size", "infG"], "no size"),
         (["gc", "--keep", "misspelt"], "'misspelt' names 0 environments"),
         (["ensure", "here", "--name", "../up"], "not a name for an environment"),
+        (["ensure", "here", "--name", ""], "not a name for an environment"),
+        (["ensure", "--with", ""], "a requirement is empty"),
         (["ensure", "here", "there", "--name", "both"], "cannot all be named"),
         (["list", "--store", __file__], "is no folder"),
     ],

@@ -225,6 +225,8 @@ def test_only_projects_have_extras_groups_and_packages(kind, option):
         ("interpreter", {"requirement_files": ["/list.txt"]}, r"existing interpreter \(/somewhere\)"),
         ("project", {"locked": True, "frozen": True}, "exclude each other"),
         ("requirements", {}, "a list of requirements is empty"),
+        ("requirements", {"packages": ("", "demo")}, "a requirement is empty"),
+        ("requirements", {"packages": (" ",)}, "a requirement is empty"),
     ],
 )
 def test_what_contradicts_itself_is_refused_where_it_is_said(kind, options, said):

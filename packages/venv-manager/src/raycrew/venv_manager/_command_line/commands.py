@@ -80,7 +80,7 @@ def run_ensure(
     upgrade: bool = False,
 ) -> Outcome:
     """Build environments where they are not there; `packages` are installed in each, or make one alone."""
-    if name:
+    if name is not None:
         check_name(name)
         if len(specs) > 1:
             raise SpecError(f"{len(specs)} environments cannot all be named {name!r}")

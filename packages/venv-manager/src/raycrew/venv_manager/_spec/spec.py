@@ -75,6 +75,8 @@ class EnvironmentSpec:
         for name in ("packages", "requirement_files", "extras", "groups", "no_extras", "no_groups"):
             object.__setattr__(self, name, tuple(sorted(set(getattr(self, name)))))
         object.__setattr__(self, "environment", tuple(sorted(self.environment)))
+        if not all(map(str.strip, self.packages)):
+            raise SpecError("a requirement is empty")
         if self.kind != "project" and (self.extras or self.groups or self.package):
             raise SpecError(f"extras, groups and a package belong to a project, not to a {self.kind}")
         if self.kind in ("requirements", "interpreter") and (self.locked or self.frozen):
