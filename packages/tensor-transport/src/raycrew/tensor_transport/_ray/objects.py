@@ -67,7 +67,7 @@ def get_small(ref: Any, timeout_s: float, session: Session) -> Any:
     Raises:
         Exception: As `get`.
     """
-    left_s = await_told(ref, timeout_s, session) if is_beside() else timeout_s
+    left_s = await_told([ref], timeout_s, session) if is_beside() else timeout_s
     return get(ref, left_s, session)
 
 

@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import wait
+from concurrent.futures import FIRST_EXCEPTION, wait
 from typing import Any
 
 from raycrew.tensor_transport._ray.compat import is_client, no_shutdown, ray_module
@@ -47,10 +47,10 @@ def await_ready(refs: Any, timeout_s: float | None, session: Session) -> float |
     return None if timeout_s is None else max(0.0, timeout_s - (time.monotonic() - began))
 
 
-def await_told(ref: Any, timeout_s: float, session: Session) -> float:
-    """Wait until Ray says that an object is here, outside of Ray; the seconds that are left.
+def await_told(refs: Sequence[Any], timeout_s: float, session: Session) -> float:
+    """Wait until Ray says that objects are here, or that one can't be, outside of Ray; the seconds left.
 
-    Ray reads the object to say so, which is for small ones.
+    Ray reads the objects to say so, which is for small ones.
 
     Raises:
         TransportClosedError: The session over which it is waited for has ended.
@@ -58,9 +58,11 @@ def await_told(ref: Any, timeout_s: float, session: Session) -> float:
     deadline = time.monotonic() + timeout_s
     with no_shutdown():
         session.check()
-        told = ref.future()
-    while (left_s := deadline - time.monotonic()) > 0 and not told.done():
-        wait([told], min(left_s, _SLICE_S))
+        told = [ref.future() for ref in refs]
+    while (left_s := deadline - time.monotonic()) > 0:
+        done, pending = wait(told, min(left_s, _SLICE_S), FIRST_EXCEPTION)
+        if not pending or any(one.exception() for one in done):
+            break
         session.check()
     return max(0.0, left_s)
 
