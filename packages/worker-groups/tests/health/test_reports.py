@@ -9,7 +9,14 @@ from fractions import Fraction
 import pytest
 
 from raycrew.worker_groups import ResourceUsage, StuckWorker, WorkerStatus
-from raycrew.worker_groups._health.reports import RunningCall, Seen, check_threshold, checked_time, why_stuck
+from raycrew.worker_groups._health.reports import (
+    RunningCall,
+    Seen,
+    check_threshold,
+    checked_patience,
+    checked_time,
+    why_stuck,
+)
 
 LONG = RunningCall("train", 7, 100.0, 100.0)
 
@@ -129,6 +136,12 @@ def test_what_is_seen_of_a_worker_is_what_it_uses_and_the_dead_use_nothing():
 def test_a_threshold_is_seconds_as_a_float():
     told = [check_threshold(given) for given in (5, 0.1, Fraction(1, 2), float("inf"))]
     assert told == [5.0, 0.1, 0.5, float("inf")] and {type(one) for one in told} == {float}
+
+
+def test_patience_is_a_time_or_has_no_end():
+    assert [checked_patience(given) for given in (0, 2.5, math.inf)] == [0.0, 2.5, 1e9]
+    with pytest.raises(ValueError, match="timeout"):
+        checked_patience(math.nan)
 
 
 def test_a_time_is_a_finite_number_for_which_waits_have_room():

@@ -6,7 +6,7 @@ from raycrew.worker_groups._group.actors import Actors
 from raycrew.worker_groups._group.base import WorkerGroup
 from raycrew.worker_groups._group.life import CopiedLifecycle
 from raycrew.worker_groups._group.reserve import Spare
-from raycrew.worker_groups._health import Subjects, Workers, WorkerStatus, checked_time
+from raycrew.worker_groups._health import Subjects, Workers, WorkerStatus, checked_patience
 from raycrew.worker_groups._start import Layout
 
 
@@ -35,11 +35,11 @@ class StandingBy(WorkerGroup):
 
         Raises:
             TypeError: `timeout` is no number.
-            ValueError: It is not finite, or below zero.
+            ValueError: It is `nan`, or below zero.
             WorkerGroupClosedError: The group was shut down.
             WorkerGroupError: This is a copy of the group.
         """
-        timeout = checked_time("timeout", timeout)
+        timeout = checked_patience(timeout)
         self._life.check_owner("get_standby_status")
         self._open()
         reserve = self._crew.reserve

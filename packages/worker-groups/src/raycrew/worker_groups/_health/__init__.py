@@ -25,6 +25,7 @@ from raycrew.worker_groups._health.reports import (
     Seen,
     StuckWorker,
     WorkerStatus,
+    checked_patience,
     checked_time,
     why_stuck,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "WorkerStatus",
     "Workers",
     "check_folder",
+    "checked_patience",
     "checked_time",
     "end_workers",
     "end_workers_of",

@@ -14,7 +14,7 @@ from raycrew.worker_groups._health.reports import (
     StuckWorker,
     WorkerStatus,
     check_threshold,
-    checked_time,
+    checked_patience,
     why_stuck,
 )
 from raycrew.worker_groups._ray import ActorState
@@ -75,9 +75,9 @@ class GroupHealth:
 
         Raises:
             TypeError: `timeout` is no number.
-            ValueError: It is not finite, or below zero.
+            ValueError: It is `nan`, or below zero.
         """
-        timeout = checked_time("timeout", timeout)
+        timeout = checked_patience(timeout)
         self._open()
         workers = self._workers()
         sights, found = self._statuses(workers, timeout)
@@ -103,9 +103,9 @@ class GroupHealth:
 
         Raises:
             TypeError: `timeout` is no number.
-            ValueError: There is no such rank; or `timeout` is not finite, or below zero.
+            ValueError: There is no such rank; or `timeout` is `nan`, or below zero.
         """
-        timeout = checked_time("timeout", timeout)
+        timeout = checked_patience(timeout)
         self._open()
         workers = self._workers()
         asked = range(len(workers.facts)) if ranks is None else ranks
@@ -148,9 +148,9 @@ class GroupHealth:
 
         Raises:
             TypeError: `timeout` is no number.
-            ValueError: It is not finite, or below zero.
+            ValueError: It is `nan`, or below zero.
         """
-        timeout = checked_time("timeout", timeout)
+        timeout = checked_patience(timeout)
         self._open()
         sights = self._sights(self._workers(), timeout)
         return {r: ResourceUsage.of(s) if isinstance(s, Seen) else ResourceUsage() for r, s in sights.items()}
@@ -172,9 +172,9 @@ class GroupHealth:
 
         Raises:
             TypeError: `threshold_s` or `timeout` is no number.
-            ValueError: `threshold_s` is not above 0; or `timeout` is not finite, or below zero.
+            ValueError: `threshold_s` is not above 0; or `timeout` is `nan`, or below zero.
         """
-        threshold_s, timeout = check_threshold(threshold_s), checked_time("timeout", timeout)
+        threshold_s, timeout = check_threshold(threshold_s), checked_patience(timeout)
         self._open()
         workers, stuck = self._workers(), {}
         for (rank, seen), facts in zip(self._sights(workers, timeout).items(), workers.facts, strict=True):

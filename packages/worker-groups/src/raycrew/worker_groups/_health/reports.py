@@ -278,3 +278,13 @@ def checked_time(name: str, seconds: float) -> float:
     if not 0 <= seconds < math.inf:
         raise ValueError(f"{name}={seconds!r} is not a finite number of seconds of at least 0")
     return float(min(seconds, LONGEST_S))
+
+
+def checked_patience(timeout: float) -> float:
+    """How long somebody waits for answers: a time, also one without an end.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is `nan`, or below zero.
+    """
+    return checked_time("timeout", LONGEST_S if timeout == math.inf else timeout)

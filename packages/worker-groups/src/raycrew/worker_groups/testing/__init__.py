@@ -29,7 +29,7 @@ from raycrew.worker_groups._health import (
     Wanted,
     Workers,
     WorkerStatus,
-    checked_time,
+    checked_patience,
     observed,
 )
 from raycrew.worker_groups._on_nodes import on_page
@@ -215,7 +215,7 @@ class InProcessGroup(WorkerGroup):
 
     def get_standby_status(self, timeout: float = 1.0) -> dict[int, WorkerStatus]:
         """Nothing, as nobody stands by."""
-        checked_time("timeout", timeout)
+        checked_patience(timeout)
         self._open()
         return {}
 

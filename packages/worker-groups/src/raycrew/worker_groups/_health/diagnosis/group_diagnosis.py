@@ -13,7 +13,7 @@ from raycrew.worker_groups._health.diagnosis.making import ALL, SOON_S, Subjects
 from raycrew.worker_groups._health.diagnosis.parts import Findings, Wanted
 from raycrew.worker_groups._health.diagnosis.writing import check_folder
 from raycrew.worker_groups._health.group_health import GroupHealth, Workers
-from raycrew.worker_groups._health.reports import StuckWorker, checked_time
+from raycrew.worker_groups._health.reports import StuckWorker, checked_patience
 from raycrew.worker_groups.errors import WorkerGroupError
 
 _DOUBT_S = 0.5  # for who is idle to say that it lives
@@ -72,11 +72,11 @@ class GroupDiagnosis(GroupHealth):
 
         Raises:
             TypeError: `timeout` is no number.
-            ValueError: There is no such rank; `lines` is below 1; `timeout` is not finite, or below zero.
+            ValueError: There is no such rank; `lines` is below 1; `timeout` is `nan`, or below zero.
             WorkerGroupError: The output can't be had; the message says why.
             WorkerGroupClosedError: The group was shut down.
         """
-        timeout = checked_time("timeout", timeout)
+        timeout = checked_patience(timeout)
         self._open()
         subjects = self._to_diagnose()
         if rank not in range(len(subjects.ranks)):
@@ -117,10 +117,10 @@ class GroupDiagnosis(GroupHealth):
         Raises:
             OSError: It can't be written.
             TypeError: `timeout` is no number.
-            ValueError: What is named is no folder; or `timeout` is not finite, or below zero.
+            ValueError: What is named is no folder; or `timeout` is `nan`, or below zero.
             WorkerGroupClosedError: The group was shut down.
         """
-        timeout = checked_time("timeout", timeout)
+        timeout = checked_patience(timeout)
         self._open()
         check_folder("folder", folder)
         subjects, made_at = self._to_diagnose(), time.time()
