@@ -256,10 +256,12 @@ def local_stage(worker, model=MODEL, trainer=Trainer, worker_options=None, **opt
         made.sync()
         yield made
     finally:
-        made.call("sleep", "abort")
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+        try:
+            made.call("sleep", "abort")
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
 
 
 @contextmanager

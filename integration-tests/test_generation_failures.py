@@ -1,5 +1,9 @@
 """What a generation worker does when its engine fails, at an update or at a step."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
 import pytest
 
 pytest.importorskip("transformers")
@@ -54,6 +58,60 @@ def test_a_mixture_ends_samples_with_an_error_and_is_repaired_by_an_update(stage
     stage.sync()
     (row, *_) = rows_of(stage.generate(batch_of(), {"max_tokens": 2}))
     assert set(row[4]) == {int(row[3][0])} == {stage.version}
+
+
+@contextmanager
+def update_under_way(stage, monkeypatch):
+    """In the middle of a load, which ends with this context; gives the future of the update."""
+    engine, begun, goes_on = engine_of(stage), threading.Event(), threading.Event()
+    load = engine.load_weights
+
+    def load_slowly(weights):
+        begun.set()
+        assert goes_on.wait(60)
+        load(weights)
+
+    monkeypatch.setattr(engine, "load_weights", load_slowly)
+    with ThreadPoolExecutor() as pool:
+        updated = pool.submit(stage.sync)
+        assert begun.wait(60)
+        try:
+            yield updated
+        finally:
+            goes_on.set()
+
+
+@pytest.mark.hostile
+def test_a_call_that_comes_during_an_update_has_the_weights_after_it(stage, monkeypatch):
+    with update_under_way(stage, monkeypatch) as updated:
+        late = stage.begin(batch_of(), {"max_tokens": 2})
+    (row, *_) = rows_of(late.result(60))
+    assert set(row[4]) == {int(row[3][0])} == {updated.result(60)} == {2}
+
+
+@pytest.mark.hostile
+def test_a_call_that_comes_during_an_update_that_leaves_a_mixture_ends_with_an_error(stage, monkeypatch):
+    engine_of(stage).loads_to_fail = 2
+    with update_under_way(stage, monkeypatch) as updated:
+        late = stage.begin(batch_of())
+    with pytest.raises((WeightUpdateError, StaleWeightsError)):
+        late.result(60)
+    with pytest.raises(WeightUpdateError):
+        updated.result(60)
+
+
+@pytest.mark.hostile
+def test_samples_that_are_to_end_before_an_update_do_so_although_a_pause_waits_for_them_too(stage):
+    stage.call("set_on_update", "finish")
+    future = stage.begin(batch_of(), LONG)
+    stage.wait_for(lambda found: found.running)
+    with ThreadPoolExecutor() as pool:
+        paused = pool.submit(stage.call, "pause", "finish")
+        stage.wait_for(lambda found: found.state != "awake")
+        stage.sync()
+        paused.result(60)
+    assert {version for row in rows_of(future.result(60)) for version in row[4]} == {1}
+    assert stage.metrics().weight_version == 2
 
 
 def test_an_engine_that_fails_says_so_and_is_made_anew(stage):

@@ -77,7 +77,7 @@ async def admitted(life: EngineLife, asked: Asked) -> tuple[EngineLoop, list[Req
     """
     state = life.awake
     requests = requests_of(asked, life.limits)
-    state.version()
+    life.check_weights()
     if asked.adapter is not None:
         await asyncio.wrap_future(state.loop.call(state.loop.engine.check_adapter, asked.adapter))
     return state.loop, requests

@@ -77,6 +77,16 @@ class EngineLife:
             raise AsleepError("this generator sleeps, and has no engine: wake() it first")
         return state
 
+    def check_weights(self) -> None:
+        """Whether there are weights to generate with now, or, where an update is under way, after it.
+
+        Raises:
+            AsleepError: There is no engine now.
+            StaleWeightsError: They are of no version, or a mixture.
+        """
+        if self.awake.known_version() is None and not self._changes.locked():
+            self.awake.version()  # an update may have ended between the two
+
     @property
     def asleep(self) -> str:
         """What its sleep is, and its wake, in words."""
@@ -109,12 +119,12 @@ class EngineLife:
         """Have the receiver change the weights while nothing is generated; a mixture generates nothing."""
         with self._changes:
             receiver, loop = self.receiver, self.awake.loop
-            if not loop.is_held("caller"):
+            if not loop.is_paused("caller"):
                 loop.pause(mode, "update").result()
             try:
                 return how(receiver)
             except BaseException as error:
-                if not receiver.intact:  # what is on its way can't go on with these weights
+                if not receiver.intact:  # what is on its way can't go on with these weights, nor begin
                     loop.fail(error).result()
                 raise
             finally:

@@ -84,6 +84,7 @@ class EngineLoop:
         self._holds: set[str] = set()
         self._finishing: dict[str, Future[None]] = {}
         self._failure: Exception | None = None
+        self._is_doubtful = False
         self._unended: Exception | None = None
         made: Future[Engine] = Future()
         self._thread = threading.Thread(target=self._run, args=(make, made), name="engine", daemon=True)
@@ -122,7 +123,7 @@ class EngineLoop:
         return self.call(self._abort, lambda track: call in (None, track.request.call))
 
     def fail(self, error: BaseException) -> Future[None]:
-        """End all requests with an error, in place of a sample."""
+        """End all requests with an error, in place of a sample, and take none until there are weights."""
         return self.call(self._end_all, error)
 
     def discard(self, requests: Sequence[Request]) -> None:
@@ -143,6 +144,10 @@ class EngineLoop:
     def load(self) -> Future[EngineLoad]:
         """What the engine is at, with what waits for the end of a pause."""
         return self.call(self._load)
+
+    def is_paused(self, reason: str) -> bool:
+        """Whether there is a pause for this reason."""
+        return reason in self._holds
 
     def is_held(self, reason: str) -> bool:
         """Whether there is a pause for this reason, or one about to be."""
@@ -235,6 +240,8 @@ class EngineLoop:
     def _submit(self, tracks: Sequence[Track]) -> None:
         if self._failure is not None:
             raise self._as_failed() from self._failure
+        if self._is_doubtful:
+            self._version()
         if self._holds or self._finishing:
             self._waiting |= {track.request.id: track for track in tracks}
         else:
@@ -312,6 +319,7 @@ class EngineLoop:
         self._drop_all(failed)
 
     def _end_all(self, error: BaseException) -> None:
+        self._is_doubtful = True
         if self._forget(self._running.values()):
             self._drop_all(error)
 
