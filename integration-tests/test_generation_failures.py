@@ -1,5 +1,6 @@
 """What a generation worker does when its engine fails, at an update or at a step."""
 
+import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -67,9 +68,10 @@ def update_under_way(stage, monkeypatch):
     load = engine.load_weights
 
     def load_slowly(weights):
+        taken = list(weights)
         begun.set()
         assert goes_on.wait(60)
-        load(weights)
+        load(taken)
 
     monkeypatch.setattr(engine, "load_weights", load_slowly)
     with ThreadPoolExecutor() as pool:
@@ -77,6 +79,7 @@ def update_under_way(stage, monkeypatch):
         assert begun.wait(60)
         try:
             yield updated
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0), stage.loop).result(60)  # calls have begun
         finally:
             goes_on.set()
 
