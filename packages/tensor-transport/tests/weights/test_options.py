@@ -195,6 +195,7 @@ def test_several_versions_are_kept_on_request(store):
     ("options", "match"),
     [
         ({"keep": 0}, "keep must be at least 1"),
+        ({"window_bytes": 0}, "window_bytes must be at least 1, got 0"),
         ({"part": 2, "parts": 2}, "part must be from 0 to 1"),
         ({"sharded": True, "transform": lambda n, t: t}, "transform= takes whole tensors"),
         ({"timeout_s": math.nan}, "timeout_s must be above 0"),

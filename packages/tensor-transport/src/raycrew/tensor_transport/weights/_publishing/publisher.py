@@ -107,6 +107,8 @@ class WeightPublisher(Belonging):
             raise ValueError(f"part must be from 0 to {parts - 1}, got {part}")
         if keep < 1:
             raise ValueError(f"keep must be at least 1, got {keep}: a directory may keep none")
+        if window_bytes is not None and window_bytes < 1:
+            raise ValueError(f"window_bytes must be at least 1, got {window_bytes}; None is no limit")
         if sharded and transform is not None:
             raise ValueError("transform= takes whole tensors, and sharded=True has none")
         if timeout_s is not None and not timeout_s > 0:
