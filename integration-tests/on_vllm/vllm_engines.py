@@ -94,9 +94,10 @@ class Trainer:
     def __init__(self, kind, store, directory=None):
         self.kind, self.publisher = kind, WeightPublisher(store, directory=directory)
 
-    def publish(self, seed, **changes):
+    def publish(self, seed, device="cpu", **changes):
         self.model = model_of(self.kind, seed)
-        return self.publisher.publish(weights_of(self.model) | changes)
+        weights = {name: tensor.to(device) for name, tensor in weights_of(self.model).items()}
+        return self.publisher.publish(weights | changes)
 
     def close(self):
         self.publisher.close()
