@@ -7,6 +7,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+import zmq
 from vllm import LLM, SamplingParams
 from vllm.config import WeightTransferConfig
 from vllm.lora.request import LoRARequest
@@ -109,7 +110,11 @@ class VllmEngine(Engine):
 
     def close(self) -> None:
         """See `Engine`."""
-        self._engine.engine_core.shutdown()
+        core = self._engine.engine_core
+        sockets = _sockets_of(core.engine_core.model_executor)
+        core.shutdown()
+        for socket in sockets:
+            socket.close(linger=0)
         del self._llm, self._engine
 
     def doze(self) -> None:
@@ -183,6 +188,17 @@ class _InThread:
 
     def pull(self, *, missing_ok: bool) -> WeightReceipt | None:
         return self._within(partial(self._weights.pull, missing_ok=missing_ok))
+
+
+def _sockets_of(executor: Any) -> list[zmq.Socket[Any]]:
+    """Of the queues to an engine's processes, which vLLM 0.31 leaves to the garbage collector.
+
+    That may wait for ever in one which has something left to send.
+    """
+    queues = [getattr(executor, "rpc_broadcast_mq", None), *getattr(executor, "response_mqs", ())]
+    held = [vars(queue) for queue in queues if queue is not None]
+    held += [vars(condition) for one in held if (condition := one.get("_spin_condition")) is not None]
+    return [value for one in held for value in one.values() if isinstance(value, zmq.Socket)]
 
 
 def _arguments_of(options: EngineOptions, context_length: int) -> dict[str, Any]:
