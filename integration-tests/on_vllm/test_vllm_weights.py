@@ -29,7 +29,6 @@ from raycrew.tensor_transport import (
     WeightUpdateError,
     sync_weights,
 )
-from raycrew.tensor_transport._bytes import sections
 from raycrew.tensor_transport.integrations.vllm import VllmWeights, WeightCheckError, _loading
 from raycrew.tensor_transport.testing import LocalPeers
 from raycrew.tensor_transport.transports import SharedMemoryTransport
@@ -98,14 +97,6 @@ class TestUpdates:
                 assert size == update.size_bytes
                 weights.check(references(trainer.model))
                 assert lies_there == [borrow]
-
-    def test_layers_that_are_loaded_at_once_are_right(self, engine, trainer, store, monkeypatch):
-        monkeypatch.setattr(sections, "_PARALLEL_BYTES", 0)
-        monkeypatch.setattr(sections.os, "cpu_count", lambda: 4)
-        with VllmWeights(engine, store=store) as weights:
-            for seed in range(30, 50):
-                weights.apply_weights(trainer.publish(seed))
-                weights.check(references(trainer.model, tokens=2))
 
     def test_outputs_say_which_version_made_them(self, engine, trainer, store):
         with VllmWeights(engine, store=store) as weights:

@@ -1,13 +1,10 @@
 """Plain layers of vLLM, loaded at once: here plain objects that load and pack as vLLM's do."""
 
-import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
 from vllm_fake import UnquantizedEmbeddingMethod, UnquantizedLinearMethod, install
-
-from raycrew.tensor_transport._bytes import sections
 
 FORM, COUNT = (4, 8), 12
 
@@ -23,7 +20,7 @@ class Plain(torch.nn.Module):
 
     def __init__(self, method, keeps):
         super().__init__()
-        self.quant_method, self.threads, self.rooms = method(), [], []
+        self.quant_method, self.rooms = method(), []
         kept = torch.nn.Parameter(torch.zeros(FORM if keeps else (0,)), requires_grad=False)
         self.info = SimpleNamespace(
             restore_device=torch.device("cpu"),
@@ -41,7 +38,6 @@ class Plain(torch.nn.Module):
             for half, place in self.taken:
                 self.weight.data[2 * place : 2 * place + 2].copy_(half)
             self.packed = self.weight.data.clone()
-            self.threads.append(threading.get_ident())
             self.rooms.append(self.weight.data_ptr())
             assert type(self.weight) is Weight
 
@@ -60,14 +56,9 @@ class Model(torch.nn.Module):
 @pytest.fixture
 def loading(monkeypatch):
     install(monkeypatch)
-    monkeypatch.setattr(sections, "_PARALLEL_BYTES", 0)
-    monkeypatch.setattr(sections.os, "cpu_count", lambda: 3)
     from raycrew.tensor_transport.integrations.vllm import _layers
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield _layers.loading_plain_layers
-    torch.set_num_threads(threads)
+    return _layers.loading_plain_layers
 
 
 @pytest.fixture
@@ -85,12 +76,10 @@ def test_each_layer_gets_its_own_weights(loading, values, method, keeps):
     assert all(torch.equal(layer.packed, value) for layer, value in zip(model.layers, values, strict=True))
 
 
-def test_few_rooms_serve_all_layers(loading, values):
+def test_one_room_serves_all_layers(loading, values):
     with loading(model := Model()):
         model.load_weights(values)
-    rooms = {room for layer in model.layers for room in layer.rooms}
-    threads = {thread for layer in model.layers for thread in layer.threads}
-    assert len(rooms) <= len(threads) <= 3
+    assert len({room for layer in model.layers for room in layer.rooms}) == 1
 
 
 def test_what_a_layer_computes_with_is_loaded_in_place(loading, values):
@@ -98,13 +87,6 @@ def test_what_a_layer_computes_with_is_loaded_in_place(loading, values):
         model.load_weights(values)
     assert all(layer.rooms == [layer.kept.data_ptr()] for layer in model.layers)
     assert all(torch.equal(layer.kept, value) for layer, value in zip(model.layers, values, strict=True))
-
-
-def test_threads_of_torch_suffice(loading, values):
-    torch.set_num_threads(2)
-    with loading(model := Model()):
-        model.load_weights(values)
-    assert {thread for layer in model.layers for thread in layer.threads} == {threading.get_ident()}
 
 
 def test_what_a_loader_raises_is_raised(loading, values):

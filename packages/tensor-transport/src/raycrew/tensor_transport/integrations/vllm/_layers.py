@@ -1,11 +1,10 @@
-"""Plain layers on a CPU, loaded several at a time, and in memory that is there already.
+"""Plain layers on a CPU, loaded by way of memory that is there already.
 
 vLLM makes room for the weights of a layer, copies them there, packs them, and gives the room up, one layer
-after another: on one processor, and through memory that no cache has.
+after another: through memory that no cache has. Not in several threads: what packs them is one for a process.
 """
 
 import contextlib
-import queue
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -14,8 +13,6 @@ import torch
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
-
-from raycrew.tensor_transport._bytes import share_out
 
 _PLAIN = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
 
@@ -35,22 +32,11 @@ def loading_plain_layers(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.end_noting()
-    layers = sorted((layer for layer in layers if layer.calls), key=lambda layer: -layer.size)
-    rooms, is_inference = _Rooms(layers), torch.is_inference_mode_enabled()
-
-    def load(layer: "_Layer") -> None:
-        with (
-            torch.inference_mode(is_inference),
-            torch.no_grad(),
-            rooms.one() as room,
-        ):  # Modes are a thread's.
-            layer.load(room)
-
-    if torch.get_num_threads() > 1:  # Each copy, and each packing, is done by all of them.
+    layers = [layer for layer in layers if layer.calls]
+    room = torch.empty(max((layer.room_size for layer in layers), default=0), dtype=torch.uint8)
+    with torch.no_grad():
         for layer in layers:
-            load(layer)
-    else:
-        share_out(layers, sum(layer.size for layer in layers), load)
+            layer.load(room)
 
 
 def _is_plain(module: torch.nn.Module) -> bool:
@@ -60,30 +46,13 @@ def _is_plain(module: torch.nn.Module) -> bool:
     return bool(info.can_load()) and info.restore_device.type == "cpu"
 
 
-class _Rooms:
-    """Memory for the weights of a layer: one for each thread that loads, used again for its next layer."""
-
-    def __init__(self, layers: list["_Layer"]) -> None:
-        self._size = max((layer.room_size for layer in layers), default=0)
-        self._free: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
-
-    @contextlib.contextmanager
-    def one(self) -> Iterator[torch.Tensor]:
-        try:
-            room = self._free.get_nowait()
-        except queue.Empty:
-            room = torch.empty(self._size, dtype=torch.uint8)
-        yield room
-        self._free.put(room)
-
-
 class _Layer:
     """A layer that notes what it is given.
 
     Attributes:
         calls: Of its loaders.
-        size: Bytes of its parameters.
-        room_size: Those that it has no memory for, as it computes with others that it makes of them.
+        room_size: Bytes of its parameters that it has no memory for, as it computes with others that it
+            makes of them.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -91,7 +60,6 @@ class _Layer:
         self._module = module
         self._loaders: list[tuple[Any, Any]] = []
         self._kept = get_layerwise_info(module).kernel_tensors[0]
-        self.size = sum(parameter.nbytes for parameter in module.parameters(recurse=False))
         fresh = [one for name, one in self._without_memory() if not self._is_kept(name, one)]
         self.room_size = sum(one.nbytes for one in fresh)
         tensors: list[Any] = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
