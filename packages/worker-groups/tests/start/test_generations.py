@@ -178,16 +178,16 @@ def test_calls_wait_from_the_start_of_a_generation_that_workers_hear_of(
 
 
 def test_the_dead_are_replaced_with_those_that_they_are_tied_to(monkeypatch):
-    group, expected, replaced = RayWorkerGroup.__new__(RayWorkerGroup), [], []
+    group, expected, replaced = RayWorkerGroup.__new__(RayWorkerGroup), {}, []
     group._life, group._spec = Lifecycle("policy", "open"), SimpleNamespace(name="policy")
     group._tied_groups = [[0, 1], [2, 3], [4]]
     group._started = SimpleNamespace(facts=[SimpleNamespace(pid=10 + rank) for rank in range(5)])
-    group._supervision = SimpleNamespace(expect=expected.extend)
+    group._supervision = SimpleNamespace(expect=expected.update)
     monkeypatch.setattr(RayWorkerGroup, "_dead", lambda _: {1, 4})
     monkeypatch.setattr(RayWorkerGroup, "_next_generation", lambda _, ranks: replaced.append(ranks))
     assert group.restart_failed_workers() == [0, 1, 4]
     assert replaced == [[0, 1, 4]]
-    assert expected == [(0, 10)], "the one that lives is ended by the group: no death to be told of"
+    assert expected == {0: group._started.facts[0]}, "the one that lives is ended by the group: no death to be told of"
 
 
 @pytest.mark.hostile
