@@ -187,7 +187,7 @@ def test_the_dead_are_replaced_with_those_that_they_are_tied_to(monkeypatch):
     monkeypatch.setattr(RayWorkerGroup, "_next_generation", lambda _, ranks: replaced.append(ranks))
     assert group.restart_failed_workers() == [0, 1, 4]
     assert replaced == [[0, 1, 4]]
-    assert expected == {0: group._started.facts[0]}, "the one that lives is ended by the group: no death to be told of"
+    assert expected == {0: group._started.facts[0]}, "the group ends it itself: no death to be told of"
 
 
 @pytest.mark.hostile
