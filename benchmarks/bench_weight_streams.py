@@ -220,8 +220,9 @@ class Crew:
         self.watch.close()
 
 
-def updated_by_four(peers: Any, size_bytes: int, title: str, repeat: int) -> Figure:
+def updated_by_four(peers: Any, size_bytes: int, repeat: int) -> Figure:
     """What a user waits for, whose receivers share a node: one update serves all of them."""
+    title = titled(size_bytes)
     crew = Crew(peers, size_bytes, checksums=False)
     try:
         return ratio(
@@ -295,16 +296,17 @@ def over_files(crew: Crew, title: str, repeat: int) -> list[Figure]:
     ]
 
 
-def streaming(peers: Any, quick: bool) -> list[Figure]:
-    """All figures."""
-    size = (128 if quick else 1024) * MIB
-    repeat = 2 if quick else 5
-    crew = Crew(peers, size)
+def titled(size_bytes: int) -> str:
+    return f"{size_bytes // MIB} MiB in 1,000 tensors"
+
+
+def streaming(peers: Any, size: int, repeat: int) -> list[Figure]:
+    """Updates with checksums, and what they take beside other ways."""
+    crew, title = Crew(peers, size), titled(size)
     try:
         (peak,) = crew.trainer.call("peak").get_results()
         for _ in range(KEEP):
             crew.streamed()
-        title = f"{size // MIB} MiB in 1,000 tensors"
         figures = [
             ratio(
                 f"{title}, streamed: time over the slower side",
@@ -314,7 +316,6 @@ def streaming(peers: Any, quick: bool) -> list[Figure]:
                 goal=1.2,
                 repeat=repeat,
             ),
-            updated_by_four(peers, size, title, repeat),
             *by_four(crew, title, repeat),
             *over_files(crew, title, repeat),
         ]
@@ -338,5 +339,6 @@ def streaming(peers: Any, quick: bool) -> list[Figure]:
 
 
 def run(quick: bool) -> list[Figure]:
-    with own_ray(512):
-        return streaming(Peers, quick)
+    size, repeat = (128 * MIB, 2) if quick else (1024 * MIB, 5)
+    with own_ray(512):  # One crew after another: each has ten models.
+        return [*streaming(Peers, size, repeat), updated_by_four(Peers, size, repeat)]
