@@ -4,7 +4,6 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from pathlib import Path
 from typing import TypeVar
 
 _THREADS = 4
@@ -49,15 +48,6 @@ def share_out(parts: Sequence[_T], size: int, work: Callable[[_T], object]) -> N
 
 
 def _helpers() -> int:
-    """How many have a processor at once; those that wait for one would be waited for."""
+    """How many there are processors for beside this thread's own."""
     mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(0, min(_THREADS - 1, mine - 1, _idle_processors()))
-
-
-def _idle_processors() -> int:
-    """Processors of the machine that nobody uses now; that of this thread is in use."""
-    try:
-        running = Path("/proc/loadavg").read_bytes().split()[3].partition(b"/")[0]
-        return (os.cpu_count() or 1) - int(running)
-    except (OSError, ValueError, IndexError):  # It is not told here.
-        return _THREADS
+    return min(_THREADS, mine) - 1
