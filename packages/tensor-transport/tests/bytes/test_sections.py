@@ -7,6 +7,7 @@ import pytest
 
 from raycrew.tensor_transport._bytes import in_sections, sections
 
+
 @pytest.fixture(autouse=True)
 def four_processors(monkeypatch):
     monkeypatch.setattr(sections.os, "sched_getaffinity", lambda pid: range(4))
