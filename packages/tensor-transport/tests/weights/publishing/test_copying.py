@@ -100,7 +100,7 @@ def test_what_was_copied_is_folded_before_the_next_block_is(monkeypatch):
 @pytest.mark.parametrize("place", [0, LARGE // 16, LARGE // 8 - 1])
 def test_a_write_while_blocks_are_copied_is_seen_or_published(monkeypatch, place, threads):
     """What was copied before is refused; what comes later is the state that is there in the end."""
-    monkeypatch.setattr("os.cpu_count", lambda: threads)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(threads))
     held, work, blocks = {"a": torch.zeros(LARGE // 8, dtype=torch.int64)}, copying.fold_bytes, count(1)
 
     def intrude(raw):
