@@ -50,6 +50,8 @@ class VllmEngine(Engine):
                 build_model(options, config).save_pretrained(folder)
             self._llm = LLM(model=folder, seed=seed, **_arguments_of(options, self.limits.context_length))
         self._engine = self._llm.llm_engine
+        # Now: vLLM lets go of them by itself when one of the processes dies.
+        self._sockets = _sockets_of(self._engine.engine_core.engine_core.model_executor)
         # With its process an engine is gone: vLLM would first look through all that is there for garbage.
         if (at_the_end := getattr(self._engine.engine_core, "_finalizer", None)) is not None:
             at_the_end.atexit = False
@@ -110,10 +112,8 @@ class VllmEngine(Engine):
 
     def close(self) -> None:
         """See `Engine`."""
-        core = self._engine.engine_core
-        sockets = _sockets_of(core.engine_core.model_executor)
-        core.shutdown()
-        for socket in sockets:
+        self._engine.engine_core.shutdown()
+        for socket in self._sockets:
             socket.close(linger=0)
         del self._llm, self._engine
 
