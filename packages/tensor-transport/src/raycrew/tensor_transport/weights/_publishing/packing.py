@@ -83,12 +83,29 @@ class Rooms:
         self._arenas = []
 
 
-Send = Callable[[int, Room, int, list[TensorEntry], int | None, bool], None]
-"""Takes a bucket's index, room, size in bytes, entries and checksum, and whether it is the last one.
+@dataclass(frozen=True, slots=True)
+class Full:
+    """A bucket to be sent.
 
-The checksum is None where it is yet to be made, if it is wanted. The room may be used for something else when
-it returns.
-"""
+    Attributes:
+        index: Which one.
+        room: Where it lies.
+        size_bytes: How much of the room it takes.
+        entries: The tensors in it.
+        summed: Its checksum; None where that is yet to be made, if it is wanted.
+        is_last: Whether it is the last one.
+    """
+
+    index: int
+    room: Room
+    size_bytes: int
+    entries: list[TensorEntry]
+    summed: int | None
+    is_last: bool
+
+
+Send = Callable[[Full], None]
+"""Takes a full bucket, whose room may be used for something else when it returns."""
 
 
 class Packer:
@@ -180,10 +197,10 @@ class Packer:
         if staying:
             summed = copy_into(room.memory[:size_bytes].numpy(), staying, summed=self._checksums)
         self._flushed, self._entries, self._room = index + 1, [], None
-        what = (index, room, size_bytes, entries, summed, is_last)
+        full = Full(index, room, size_bytes, entries, summed, is_last)
         if self._pool is None:
             start = time.perf_counter()
-            self._send_and_give(*what)
+            self._send_and_give(full)
             self.waited_s += time.perf_counter() - start
             return
         try:
@@ -192,21 +209,13 @@ class Packer:
             self._rooms.give(room)
             raise
         settle(room.memory.device)
-        self._sending = self._pool.submit(self._send_and_give, *what)
+        self._sending = self._pool.submit(self._send_and_give, full)
 
-    def _send_and_give(
-        self,
-        index: int,
-        room: Room,
-        size_bytes: int,
-        entries: list[TensorEntry],
-        summed: int | None,
-        is_last: bool,
-    ) -> None:
+    def _send_and_give(self, full: Full) -> None:
         try:
-            self._send(index, room, size_bytes, entries, summed, is_last)
+            self._send(full)
         finally:
-            self._rooms.give(room)
+            self._rooms.give(full.room)
 
     def await_sent(self) -> None:
         """Wait until all that is full was sent; raises what sending raised."""

@@ -21,7 +21,7 @@ from raycrew.tensor_transport.weights._directory import (
     Teller,
     WeightDirectory,
 )
-from raycrew.tensor_transport.weights._publishing.packing import Packer, Room, Rooms
+from raycrew.tensor_transport.weights._publishing.packing import Full, Packer, Rooms
 from raycrew.tensor_transport.weights._publishing.placing import ALIGNMENT, Placer, PlanCache
 from raycrew.tensor_transport.weights._publishing.selection import Rename, Select, Selection, Transform
 from raycrew.tensor_transport.weights._publishing.source import Weights
@@ -31,7 +31,6 @@ from raycrew.tensor_transport.weights._update import (
     Bucket,
     BucketPlan,
     Stopwatch,
-    TensorEntry,
     WeightUpdate,
     abandon,
     as_store,
@@ -224,21 +223,16 @@ class WeightPublisher(Belonging):
     ) -> WeightUpdate:
         watch, placer = Stopwatch(), Placer(self._bucket_bytes)
 
-        def send(
-            index: int,
-            room: Room,
-            size_bytes: int,
-            entries: list[TensorEntry],
-            summed: int | None,
-            is_last: bool,
-        ) -> None:
-            self._teller.make_room(number, size_bytes, window_bytes)
+        def send(full: Full) -> None:
+            self._teller.make_room(number, full.size_bytes, window_bytes)
             with watch.measure("put"):
+                summed = full.summed
                 if self._checksums and summed is None:
-                    summed = checksum(room.memory[:size_bytes])
-                buckets.append(Bucket(self._rooms.put(room, size_bytes), size_bytes, summed))
-            announced = Announced(self._part, index, buckets[-1], None if plan else tuple(entries))
-            self._teller.announce(number, announced, is_only=is_last and not index)
+                    summed = checksum(full.room.memory[: full.size_bytes])
+                buckets.append(Bucket(self._rooms.put(full.room, full.size_bytes), full.size_bytes, summed))
+            entries = None if plan else tuple(full.entries)
+            announced = Announced(self._part, full.index, buckets[-1], entries)
+            self._teller.announce(number, announced, is_only=full.is_last and not full.index)
 
         sizes = None if plan is None else plan.bucket_sizes
         overlap = self._teller.streams and (sizes is None or len(sizes) > 1)
