@@ -1,4 +1,7 @@
-"""Device memory from one process to another: CUDA IPC against a copy on the device, NCCL against itself."""
+"""Device memory from one process to another: CUDA IPC against a copy on the device, NCCL against itself.
+
+And updates of weights between workers of Ray over CUDA IPC, against copies on the device.
+"""
 
 import multiprocessing
 import time
@@ -8,9 +11,15 @@ from typing import Any
 import torch
 
 from bench_broadcast import in_processes, meeting_place
+from device_workers import MODEL_BYTES, TENSORS, DeviceGenerator, DeviceTrainer
 from harness import Figure, figure, ratio, seconds
+from own_ray import own_ray
+from raycrew.cluster_core import RayVirtualCluster
+from raycrew.tensor_transport import WeightDirectory, WeightRoute, sync_weights
 from raycrew.tensor_transport.process_groups import GroupHost, Invitation, join_group
+from raycrew.tensor_transport.testing import take_device
 from raycrew.tensor_transport.transports import CudaIpcTransport
+from raycrew.worker_groups import RayWorkerGroup
 
 MIB = 1 << 20
 
@@ -54,12 +63,42 @@ def handed_over(size: int, repeat: int) -> list[Figure]:
     return [found]
 
 
+def updates(repeat: int) -> list[Figure]:
+    """Of a model that is on the device for the trainer as for the generator."""
+    with (
+        own_ray(1024),
+        WeightDirectory.start() as directory,
+        WeightRoute("cuda_ipc", device="cuda") as route,
+        RayVirtualCluster([1], use_gpus=True, max_colocated_worker_groups=2) as cluster,
+        RayWorkerGroup(cluster, DeviceTrainer, directory=directory) as trainer,
+        RayWorkerGroup(cluster, DeviceGenerator, directory=directory) as generator,
+    ):
+
+        def update() -> None:
+            options = {"prepare": "prepare_weights", "directory": directory, "route": route}
+            sync_weights(trainer, [generator], **options)
+
+        found = [
+            ratio(
+                f"update of {MODEL_BYTES / 1e9:.3g} GB in {TENSORS} tensors over CUDA IPC: copies",
+                lambda: seconds(update),
+                lambda: trainer.call("copy").get_results()[0],
+                baseline="the tensors copied on the device, within one process",
+                repeat=repeat,
+                note=torch.cuda.get_device_name(),
+            )
+        ]
+        if generator.call("sums").get_results() != trainer.call("sums").get_results():
+            raise RuntimeError("other weights than those published arrived")
+    return found
+
+
 def member(pipe: Any, invitation: Invitation, address: str, size: int, rounds: int) -> None:
     """Broadcasts in both ways in turn; tells the seconds of each."""
     import torch.distributed as dist
 
     rank, world = invitation.rank, len(invitation.members)
-    torch.cuda.set_device(rank)
+    take_device(rank, world, torch.cuda.device_count())
     dist.init_process_group("nccl", init_method=address, rank=rank, world_size=world)
     data = torch.full((size,), rank, dtype=torch.uint8, device="cuda")
     with join_group(invitation) as group:
@@ -85,8 +124,10 @@ def member(pipe: Any, invitation: Invitation, address: str, size: int, rounds: i
     pipe.send(None)
 
 
-def broadcast(devices: int, size: int, rounds: int) -> list[Figure]:
-    names = ["trainer/0", *(f"generator/{rank}" for rank in range(devices - 1))]
+def broadcast(members: int, size: int, rounds: int) -> list[Figure]:
+    """From one process to others: on a device each, or on the only one, over sockets."""
+    names = ["trainer/0", *(f"generator/{rank}" for rank in range(members - 1))]
+    way = "over sockets, all on one device" if torch.cuda.device_count() < members else "a device each"
     lease, address = meeting_place()
     with lease, GroupHost("bench", names, backend="nccl", address="127.0.0.1") as host:
         told = in_processes(member, [(one, address, size, rounds) for one in host.open()])
@@ -94,7 +135,7 @@ def broadcast(devices: int, size: int, rounds: int) -> list[Figure]:
     ours, theirs = ([taken for name, taken in slowest if name == way] for way in ("ours", "theirs"))
     return [
         figure(
-            f"NCCL broadcast of {size // MIB} MiB to {devices - 1}: speed over the bare one",
+            f"NCCL broadcast of {size // MIB} MiB to {members - 1}, {way}: speed over the bare one",
             [bare / taken for taken, bare in zip(ours, theirs, strict=True)],
             unit="x",
             baseline="torch.distributed.broadcast of one tensor of the same bytes",
@@ -108,6 +149,6 @@ def run(quick: bool) -> list[Figure]:
     if not torch.cuda.is_available():
         return []
     size = 10**9 if quick else 10**10
-    figures = handed_over(size, 3 if quick else 9)
+    figures = handed_over(size, 3 if quick else 9) + updates(3 if quick else 9)
     devices = torch.cuda.device_count()
-    return figures + (broadcast(devices, 1024 * MIB, 2 if quick else 5) if devices > 1 else [])
+    return figures + broadcast(max(devices, 2), (1024 if devices > 1 else 256) * MIB, 2 if quick else 5)

@@ -68,11 +68,17 @@ def checks(output: Path) -> list[Check]:
     tests = [_tests(f"tests-{package}", ROOT / "packages" / package / "tests") for package in PACKAGES]
     together = ROOT / "integration-tests"
     program = [str(ROOT / "examples/grpo/run.py"), "--quick", "--output"]
+    plain = ("--generator", "transformers", "--no-environments")
     return [
         *tests,
         _tests("tests-together", together, "--ignore", str(together / "on_vllm")),
         _tests("tests-vllm", together / "on_vllm", needs=["vllm"]),
         Check("bench", [str(ROOT / "benchmarks/harness.py"), "gpu", "--output", str(output)]),
+        Check(
+            "grpo-plain",
+            [*program, str(output / "grpo-plain"), "--gpus", "1", *plain],
+            needs=["transformers", "matplotlib"],
+        ),
         Check("grpo-one-gpu", [*program, str(output / "grpo-1"), "--gpus", "1"], needs=["uv"]),
         Check("grpo-two-gpus", [*program, str(output / "grpo-2"), "--gpus", "2"], 2, needs=["uv"]),
     ]

@@ -56,6 +56,20 @@ def test_a_model_and_its_optimizer_make_room_for_a_generator(local_ray_session, 
         assert "optimizer state to a file" in both.trainer.call("explain").get_results()[0]
 
 
+@pytest.mark.gpu
+def test_both_have_a_device_in_turns(local_ray_session, tmp_path):
+    with (
+        connected(local_ray_session),
+        both_on_one_bundle("transformers", LARGE, tmp_path, use_gpus=True) as both,
+    ):
+        check_steps(both, (1, 2))
+        turns = {name: use.ranks for name, use in both.phases.report().phases.items()}
+        for name in ("train", "generate"):
+            awake, asleep = (turns[turn][name][0].device_bytes for turn in sorted(turns, key=name.__ne__))
+            assert awake - asleep > 0.5 * WEIGHTS_BYTES
+        assert "the host's memory" in both.trainer.call("explain").get_results()[0]
+
+
 def test_a_learner_that_was_offloaded_goes_on_as_if_it_had_not_been(tmp_path):
     with WeightDirectory.local() as directory:
         outputs = [torch.tensor([at, 3, 40 + at]) for at in (1, 20, 7, 13)]

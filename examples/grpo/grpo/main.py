@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -70,6 +70,8 @@ def main(arguments: Sequence[str] | None = None, *, policy: WorkerKind = POLICY)
 
 def run(options: Options, policy_kind: WorkerKind, console: Console) -> None:
     """The whole run, from an empty machine to the report."""
+    if not options.environments:
+        policy_kind = replace(policy_kind, project=None)
     folder = prepare_folder(options.output)
     layout = Layout.of(options.gpus)
     settings = settings_of(options.config, workers=layout.policy, gpus=options.gpus)

@@ -27,6 +27,7 @@ class Options:
         config: What the run does.
         generator: "vllm" or "transformers".
         gpus: How many GPUs to use; 0 for CPUs.
+        environments: Whether workers have environments of their own, or this program's.
         output: Folder of the files that the run leaves.
         checkpoint_every: Rounds between two checkpoints.
         resume: Whether to go on from the checkpoint in `output`.
@@ -38,6 +39,7 @@ class Options:
     config: RunConfig
     generator: str
     gpus: int
+    environments: bool
     output: Path
     checkpoint_every: int
     resume: bool
@@ -63,6 +65,11 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         default=0,
         metavar="N",
         help="GPUs: one for both groups in turns, of several half for each (default: 0, CPUs only)",
+    )
+    parser.add_argument(
+        "--no-environments",
+        action="store_true",
+        help="build none: workers run in this program's own, which has to have what they need",
     )
     parser.add_argument(
         "--no-sync", action="store_true", help="never update the generator: it must not learn"
@@ -121,6 +128,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         config,
         generator=given.generator,
         gpus=given.gpus,
+        environments=not given.no_environments,
         output=given.output,
         checkpoint_every=given.checkpoint_every or config.grpo.evaluate_every,
         resume=given.resume,

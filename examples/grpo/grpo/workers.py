@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -78,8 +78,10 @@ def prepare_environment(kind: WorkerKind, cluster: RayVirtualCluster, console: C
 
 def choose_generator(options: Options, cluster: RayVirtualCluster, console: Console) -> WorkerKind:
     """The kind of generator that was asked for, or the plain one where vLLM can't be installed."""
-    if options.generator == "vllm":
-        kind = VLLM_GPU if options.gpus else VLLM_CPU
+    kind = TRANSFORMERS if options.generator != "vllm" else VLLM_GPU if options.gpus else VLLM_CPU
+    if not options.environments:
+        return replace(kind, project=None)
+    if kind is not TRANSFORMERS:
         try:
             prepare_environment(kind, cluster, console)
         except UvNotFoundError:
@@ -130,7 +132,7 @@ def start_groups(
         init=sleeper("policy", config=config, directory=directory),
         **both,
     )
-    dozes = phases is not None and generator == VLLM_GPU
+    dozes = phases is not None and generator.worker == VLLM_GPU.worker
     sampling = partial(
         Generators.start,
         clusters[1],

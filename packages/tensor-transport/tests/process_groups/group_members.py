@@ -6,6 +6,7 @@ import traceback
 import torch
 
 from raycrew.tensor_transport.process_groups import GroupHost, join_group
+from raycrew.tensor_transport.testing import take_device
 
 _FORKSERVER = multiprocessing.get_context("forkserver")
 _FORKSERVER.set_forkserver_preload(["torch", "raycrew.tensor_transport.testing"])  # Imported once for all.
@@ -30,7 +31,7 @@ def _join(held, invitation, timeout_s):
     while held:
         held.pop().close()
     if invitation.backend == "nccl":
-        torch.cuda.set_device(invitation.rank)
+        take_device(invitation.rank, len(invitation.members), torch.cuda.device_count())
     held.append(join_group(invitation, timeout_s=timeout_s))
     return held[-1].explain()
 

@@ -10,6 +10,7 @@ from raycrew.tensor_transport.testing._conformance import (
     read_sum,
     sum_of_held,
 )
+from raycrew.tensor_transport.testing._devices import take_device
 from raycrew.tensor_transport.testing._fakes import (
     InProcessBackend,
     InProcessByteStore,
@@ -52,5 +53,6 @@ __all__ = [
     "read_sum",
     "samples",
     "sum_of_held",
+    "take_device",
     "tiny_tensors",
 ]
