@@ -135,6 +135,19 @@ def test_numbers_of_numpy_and_torch_are_numbers(tmp_path):
         assert queue.get(1).ids == ids[1:]
 
 
+def test_counts_are_of_any_kind_of_whole_numbers():
+    with SampleQueue(["tokens"]) as queue:
+        queue.put({"tokens": [1, 2, 3]}, version=0)
+        with queue.get(Number(3), at_least=Number(2), max_staleness=Number(0), timeout_s=0) as batch:
+            assert batch.size == 3
+        assert queue.discard(Number(1)) == 0
+        for wrong in (2.0, True, None, "2"):
+            with pytest.raises(TypeError, match="batch is a whole number"):
+                queue.get(wrong)
+        with pytest.raises(ValueError, match="at_least is at least 1, got 0"):
+            queue.get(1, at_least=Number(0))
+
+
 def test_columns_may_be_named_by_whatever_can_be_gone_through():
     with SampleQueue(["tokens", "reward"]) as queue:
         queue.put({"tokens": [1]}, version=0)

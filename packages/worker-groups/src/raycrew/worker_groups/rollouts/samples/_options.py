@@ -6,7 +6,7 @@ from os import PathLike
 from typing import Any, Self, TypedDict, get_args
 
 from raycrew.worker_groups._start import size_bytes
-from raycrew.worker_groups.rollouts.samples._states import WHOLE, Keys, Ledger, Stale, order_of
+from raycrew.worker_groups.rollouts.samples._states import WHOLE, Keys, Ledger, Stale, order_of, whole
 
 _MOST_COLUMNS = 62
 
@@ -132,16 +132,16 @@ def _check_whole(option: str, value: Any, least: int | None) -> None:
         raise ValueError(f"{option} is at least {least}, got {value}")
 
 
-def check_count(name: str, value: Any, least: int) -> None:
-    """Make sure that an argument is a whole number, and not too small.
+def count_of(name: str, value: Any, least: int) -> int:
+    """An argument that is a whole number, also of numpy or torch, and not too small.
 
     Raises:
         TypeError: It is no whole number.
         ValueError: It is too small.
     """
-    if value is None:
-        raise TypeError(f"{name} is a whole number, not None")
-    _check_whole(name, value, least)
+    count = whole(name, value)
+    _check_whole(name, count, least)
+    return count
 
 
 def check_seconds(name: str, value: Any) -> None:

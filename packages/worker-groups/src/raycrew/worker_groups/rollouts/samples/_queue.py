@@ -20,7 +20,7 @@ from raycrew.worker_groups.rollouts.samples._batch import SampleBatch
 from raycrew.worker_groups.rollouts.samples._channels import Channel, LocalChannel, RayChannel
 from raycrew.worker_groups.rollouts.samples._coroutines import QueueCoroutines
 from raycrew.worker_groups.rollouts.samples._keeping import Keeper, SampleStats
-from raycrew.worker_groups.rollouts.samples._options import QueueKeywords, QueueOptions, check_count
+from raycrew.worker_groups.rollouts.samples._options import QueueKeywords, QueueOptions, count_of
 from raycrew.worker_groups.rollouts.samples._states import Stale, number_of
 from raycrew.worker_groups.rollouts.samples._telling import Teller, waiting
 
@@ -288,8 +288,8 @@ class SampleQueue(QueueCoroutines):
 
     def discard(self, max_staleness: int) -> int:
         """Drop samples that are further behind and in nobody's hands, whatever they lack; how many."""
-        check_count("max_staleness", max_staleness, 0)
-        n: int = self._channel.ask(Request("discard", {"max_staleness": max_staleness}), None)
+        most = count_of("max_staleness", max_staleness, 0)
+        n: int = self._channel.ask(Request("discard", {"max_staleness": most}), None)
         return n
 
     def end(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from raycrew.worker_groups.protocols import WeightVersions
 from raycrew.worker_groups.rollouts.samples._asking.codec import encode
-from raycrew.worker_groups.rollouts.samples._options import QueueOptions, check_count, check_seconds
+from raycrew.worker_groups.rollouts.samples._options import QueueOptions, check_seconds, count_of
 from raycrew.worker_groups.rollouts.samples._states import GOES_ON, WHOLE, Runs, Use, number_of, whole
 from raycrew.worker_groups.rollouts.samples._storage import Held, Row
 
@@ -198,13 +198,13 @@ def getting(
         TypeError: See `SampleQueue.get`.
         ValueError: See `SampleQueue.get`.
     """
-    check_count("batch", n, 1)
+    n = count_of("batch", n, 1)
     if at_least is not None:
-        check_count("at_least", at_least, 1)
+        at_least = count_of("at_least", at_least, 1)
         if at_least > n:
             raise ValueError(f"at_least={at_least} is more than the whole batch of {n}")
     if max_staleness is not None:
-        check_count("max_staleness", max_staleness, 0)
+        max_staleness = count_of("max_staleness", max_staleness, 0)
     if options.max_samples is not None and min(n, at_least or n) > options.max_samples:
         raise ValueError(
             f"there never are {min(n, at_least or n)} samples: max_samples={options.max_samples}"
@@ -255,10 +255,7 @@ def checked_lengths(lengths: Sequence[int], n: int) -> list[int]:
     """
     if len(lengths) != n:
         raise ValueError(f"lengths has {len(lengths)} numbers for {n} samples")
-    checked = [whole("a length", length) for length in lengths]
-    for length in checked:
-        check_count("a length", length, 0)
-    return checked
+    return [count_of("a length", length, 0) for length in lengths]
 
 
 def checked_ids(ids: Iterable[int]) -> list[int]:
