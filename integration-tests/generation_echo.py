@@ -2,7 +2,9 @@
 
 import os
 import signal
+import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from pathlib import Path
@@ -105,6 +107,25 @@ class FallingEngine(EchoEngine):
 class FallingWorker(GenerationWorker):
     def create_engine(self, seed):
         return FallingEngine(self.options.more["folder"])
+
+
+class HostEngine(EchoEngine):
+    """Has a process of its own, and is lost with it."""
+
+    def __init__(self):
+        super().__init__()
+        self.process = subprocess.Popen(["sleep", "600"])
+
+    def watch(self, lost):
+        def wait():
+            lost(f"its process has ended with {self.process.wait()}")
+
+        threading.Thread(target=wait, daemon=True).start()
+
+
+class HostWorker(GenerationWorker):
+    def create_engine(self, seed):
+        return HostEngine()
 
 
 class EchoTrainer:

@@ -185,6 +185,12 @@ class Engine(ABC):
     def close(self) -> None:
         """Give up the model and its memory, and end what was started."""
 
+    def watch(self, lost: Callable[[str], object]) -> None:  # noqa: B027 - most have no processes to lose
+        """Have it tell why once it is lost: a process of its has ended by itself, or does not answer in time.
+
+        It tells from any thread, and before whoever waits for the engine hears of it.
+        """
+
     def doze(self) -> None:
         """Give up its memory, weights included, and stay; there are no requests."""
         raise RefusedError(f"the {type(self).__name__} has no sleep of its own")

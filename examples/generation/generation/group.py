@@ -200,7 +200,8 @@ def start_generators(
         balancing: "least_outstanding", "consistent_hash" (prompts that begin alike go to one replica) or
             another strategy of the group.
         env_vars: Further variables of the workers.
-        restart_on_failure: Whether dead replicas are replaced; what they had not answered is sent again.
+        restart_on_failure: Whether replicas are replaced that are dead, or whose engine has lost a process;
+            what they had not answered is sent again.
         worker_options: `directory`, `store`, `on_update`, `asleep` and `endpoint` of the workers; or a
             function that gives those of a rank, called again for a worker that is replaced.
         **group: Further options of `RayWorkerGroup`, such as `environments` and `name_prefix`.
@@ -251,7 +252,8 @@ def _plan(
     def init_of(rank: RankInfo) -> dict[str, Any]:
         given = worker_options(rank) if callable(worker_options) else worker_options
         own = {} if lent is None else {"variables": lent.variables(rank)}
-        return {"options": options, **own, **(given or {}), "leads": rank.rank % size == 0}
+        ends = {"ends_with_engine": restart_on_failure}
+        return {"options": options, **ends, **own, **(given or {}), "leads": rank.rank % size == 0}
 
     path = os.pathsep.join(filter(None, (str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH"))))
     tied = [list(range(start, start + size)) for start in range(0, bundles, size)]

@@ -23,6 +23,8 @@ class EngineOptions:
         executor: How the engine's processes are run: "uni" in the worker itself, "mp" as its children, "ray"
             as actors on the tied group's bundles, on several nodes too; None for "uni" without tensor
             parallelism and "mp" with it.
+        answer_timeout_s: How long processes that an engine has of its own may take to answer, be it with a
+            step or with all weights loaded; then they count as dead.
         kv_cache_bytes: Memory for keys and values.
         prefix_caching: Whether keys and values of prompts are kept for later ones that begin alike.
         sleep_level: vLLM's own level of sleep, on accelerators: 1 keeps the weights in the host's memory, 2
@@ -42,6 +44,7 @@ class EngineOptions:
     max_running: int = 256
     tensor_parallel: int = 1
     executor: Executor | None = None
+    answer_timeout_s: float = 300.0
     kv_cache_bytes: int = 64 << 20
     prefix_caching: bool = False
     sleep_level: Literal[1, 2] | None = None
@@ -63,6 +66,8 @@ class EngineOptions:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)!r}")
         if self.context_length is not None and self.context_length < 2:
             raise ValueError(f"a context of {self.context_length} has no room for a prompt and a token")
+        if not self.answer_timeout_s > 0:
+            raise ValueError(f"answer_timeout_s must be above 0, not {self.answer_timeout_s!r}")
         if self.executor == "uni" and self.tensor_parallel > 1:
             raise ValueError("the executor 'uni' is one process: tensor parallelism needs 'mp' or 'ray'")
 

@@ -1,8 +1,8 @@
 """The engine of the vLLM generator: nobody else imports vLLM."""
 
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from itertools import count
 from typing import Any
@@ -18,6 +18,7 @@ from generation.engine import Engine, EngineLoad, Piece, Receiver, Request, Weig
 from generation.errors import RefusedError
 from generation.models import build_model, end_tokens, expected_weights, limits_of, read_config
 from generation.options import EngineOptions, check_device
+from generation.vllm_processes import EngineProcesses
 from raycrew.tensor_transport import WeightReceipt, WeightUpdate
 from raycrew.tensor_transport.integrations.vllm import BACKEND, VllmWeights, register
 
@@ -50,8 +51,11 @@ class VllmEngine(Engine):
                 build_model(options, config).save_pretrained(folder)
             self._llm = LLM(model=folder, seed=seed, **_arguments_of(options, self.limits.context_length))
         self._engine = self._llm.llm_engine
+        executor = self._engine.engine_core.engine_core.model_executor
         # Now: vLLM lets go of them by itself when one of the processes dies.
-        self._sockets = _sockets_of(self._engine.engine_core.engine_core.model_executor)
+        self._sockets = _sockets_of(executor)
+        has_processes = options.chosen_executor != "uni"
+        self._processes = EngineProcesses(executor, options.answer_timeout_s) if has_processes else None
         # With its process an engine is gone: vLLM would first look through all that is there for garbage.
         if (at_the_end := getattr(self._engine.engine_core, "_finalizer", None)) is not None:
             at_the_end.atexit = False
@@ -79,7 +83,9 @@ class VllmEngine(Engine):
 
     def step(self) -> Sequence[Piece]:
         """One step of the engine's scheduler."""
-        return [_piece(output.request_id, output.outputs[0]) for output in self._engine.step()]
+        with nullcontext() if self._processes is None else self._processes.needed():
+            outputs = self._engine.step()
+        return [_piece(output.request_id, output.outputs[0]) for output in outputs]
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """See `Engine`."""
@@ -116,6 +122,11 @@ class VllmEngine(Engine):
         for socket in self._sockets:
             socket.close(linger=0)
         del self._llm, self._engine
+
+    def watch(self, lost: Callable[[str], object]) -> None:
+        """See `Engine`."""
+        if self._processes is not None:
+            self._processes.watch(lost)
 
     def doze(self) -> None:
         """VLLM's own sleep mode."""

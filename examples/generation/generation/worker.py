@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from raycrew.tensor_transport import BatchedDataDict, ByteStore, WeightDirectory
 from raycrew.worker_groups import CurrentWorker, WorkerGroupError, current_worker
 from raycrew.worker_groups.services import Endpoint
 
+logger = logging.getLogger(__name__)
 How = Sampling | Mapping[str, Any] | None
 
 
@@ -48,6 +50,8 @@ class GenerationWorker(ABC):
         asleep: Whether it has no engine before `wake`.
         variables: What this process has in its environment before the engine is made.
         endpoint: What answers over HTTP in OpenAI's form, from a thread; None for nothing of the kind.
+        ends_with_engine: Whether this process ends where the engine loses one of its own, so that its group
+            replaces it as any that was killed. Else samples fail until `sleep` and `wake` make a new engine.
 
     Raises:
         RefusedError: The engine, or this machine, can't do what the options ask for; or the endpoint has no
@@ -65,6 +69,7 @@ class GenerationWorker(ABC):
         asleep: bool = False,
         variables: Mapping[str, str] | None = None,
         endpoint: EndpointOptions | None = None,
+        ends_with_engine: bool = False,
     ) -> None:
         _check_mode(on_update, PAUSE_MODES)
         me = _own_worker()
@@ -73,6 +78,7 @@ class GenerationWorker(ABC):
         os.environ.update(variables or {})
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         self.options, self.on_update = options, on_update
+        self._ends_with_engine = ends_with_engine
         seed, name = options.seed, None
         if me is not None:
             seed, name = seed + me.rank, f"{me.group_name} {me.rank}"
@@ -80,7 +86,7 @@ class GenerationWorker(ABC):
             raise RefusedError("an engine with a sleep_level wakes with weights of a directory: give one")
         source = None if directory is None else WeightSource(directory, store, name)
         self._hosted = Hosted(options, endpoint if leads else None)
-        self._engine = EngineLife(lambda: self.create_engine(seed), source, asleep) if leads else None
+        self._engine = EngineLife(lambda: self._made(seed), source, asleep) if leads else None
         if self._engine is not None:
             self._hosted.begin(self._engine)
 
@@ -315,6 +321,12 @@ class GenerationWorker(ABC):
 
     # Inside
 
+    def _made(self, seed: int) -> Engine:
+        engine = self.create_engine(seed)
+        if self._ends_with_engine:
+            engine.watch(_end_this_process)
+        return engine
+
     async def _samples(
         self, batch: BatchedDataDict, sampling: How, request_id: str | None, adapter: str | None
     ) -> AsyncGenerator[tuple[Request, Sample], None]:
@@ -324,6 +336,11 @@ class GenerationWorker(ABC):
         async with contextlib.aclosing(samples_of(loop, requests)) as samples:
             async for pair in samples:
                 yield pair
+
+
+def _end_this_process(why: str) -> None:
+    logger.critical("%s: this worker ends, too", why)
+    os._exit(1)
 
 
 def _place(pair: tuple[Request, Sample]) -> int:
