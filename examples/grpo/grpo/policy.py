@@ -180,7 +180,8 @@ class PolicyWorker:
 
     def _join(self) -> None:
         # What buffers it has, of positions, are never written to, and need not be sent before each step.
-        self.replica = DistributedDataParallel(self.learner.model, forward_sync_buffers=False)
+        self.replica = DistributedDataParallel(self.learner.model)
+        self.replica.broadcast_buffers = False  # They stay as they are; the argument has two names in torch.
 
     def _has_done(self, before: list[int], after: list[int]) -> bool:
         """Whether what leads from one place to another is done already.

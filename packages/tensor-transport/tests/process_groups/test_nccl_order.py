@@ -2,10 +2,12 @@
 
 import contextlib
 import gc
+import itertools
 import os
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -25,14 +27,15 @@ class FakeCuda:
     """Streams that are done when somebody has looked often enough, and a log of what they were given."""
 
     def __init__(self, monkeypatch):
-        self.log, self.here = [], threading.local()
+        self.log, self.here, self.error = [], threading.local(), SimpleNamespace(value=0)
+        self.names = itertools.cycle(["own", "behind"])
         for name in ("Stream", "stream", "current_stream", "device"):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
         made = {"Options": SimpleNamespace, "__new__": lambda _, *args: self.group()}
         monkeypatch.setattr(dist, "ProcessGroupNCCL", type("FakeGroup", (), made), raising=False)
 
     def Stream(self, device):
-        return FakeStream(self, "own", device)
+        return FakeStream(self, next(self.names), device)
 
     def current_stream(self, device):
         return getattr(self.here, "stream", None) or FakeStream(self, "caller's", device)
@@ -54,15 +57,12 @@ class FakeCuda:
 
         def begin(tensor, root):
             say("broadcast after the {} stream")
-            return SimpleNamespace(
-                is_completed=lambda: True,
-                exception=lambda: None,
-                wait=lambda: say("the {} stream goes on after it"),
-            )
+            return SimpleNamespace(wait=lambda: say("the {} stream goes on after it"))
 
         return SimpleNamespace(
             broadcast=begin,
             eager_connect_single_device=lambda device: say(f"connect {device}"),
+            get_error=lambda: self.error,
             abort=lambda: None,
         )
 
@@ -122,11 +122,27 @@ def test_bytes_leave_after_they_were_written_and_are_confirmed_when_they_are_the
         "mark on the caller's stream of cpu",
         "the own stream waits for the caller's one",
         "broadcast after the own stream",
-        "the own stream goes on after it",
+        "the behind stream goes on after it",
+        "mark on the behind stream of cuda:3",
+        "the behind stream is done",
         "mark on the own stream of cuda:3",
         "the own stream is done",
         "confirm",
     ]
+
+
+@pytest.mark.hostile
+def test_a_broadcast_that_nccl_gave_up_is_no_broadcast_that_is_done(monkeypatch):
+    """The device never comes to its end."""
+    cuda = FakeCuda(monkeypatch)
+    fabric = NcclFabric(None, 0, 2, DEVICE)
+    monkeypatch.setattr(FakeStream, "_query", lambda _: False)
+    work = fabric.broadcast(torch.zeros(9), 0, 60)
+    assert not fabric.wait(work, 0.01) and not fabric.settle(0.01)
+    cuda.error = SimpleNamespace(value=2, name="COMM_ERROR")
+    for waits in (partial(fabric.wait, work), fabric.settle):
+        with pytest.raises(RuntimeError, match="NCCL failed: COMM_ERROR"):
+            waits(60)
 
 
 @pytest.mark.hostile

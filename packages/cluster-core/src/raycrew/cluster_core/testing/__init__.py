@@ -25,13 +25,13 @@ __all__ = [
     "simulated_nodes",
 ]
 
-LOCAL_NODE: Mapping[str, Any] = {"num_cpus": 8}
+LOCAL_NODE: Mapping[str, Any] = {"num_cpus": 8, "num_gpus": None}  # as many GPUs as there are
 SEVERAL_NODES: Sequence[Mapping[str, Any]] = [{"num_cpus": 8, "num_gpus": 4}] * 3
 
 
 @pytest.fixture(scope="session")
 def local_ray_session() -> Iterator[str]:
-    """Address of a Ray cluster of one node with eight logical CPUs, started once per session."""
+    """Address of a Ray cluster of one node of eight CPUs and the GPUs that there are, one per session."""
     with simulated_nodes([LOCAL_NODE]) as cluster:
         yield cluster.address
 

@@ -31,6 +31,9 @@ class NcclFabric:
     caller asked (`mark`); NCCL waits for that stream when a broadcast begins; and nobody hears that the bytes
     are there before all of it is done (`settle`).
 
+    Whether a broadcast is done the device says, by an event behind it: torch's own word for it is also given
+    for one that failed, and is no longer of use in Python.
+
     torch's watchdog ends the whole process when a collective fails or takes too long, unless told otherwise
     while the group is made: deadlines and failures are this package's.
 
@@ -49,6 +52,7 @@ class NcclFabric:
         options._timeout = timedelta(seconds=_DEADLINE_S)  # noqa: SLF001
         with torch.cuda.device(device):
             self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._behind: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             with _variables(_ENVIRONMENT):
                 self._group: Any = dist.ProcessGroupNCCL(store, rank, size, options)
             self._group.eager_connect_single_device(device)
@@ -65,24 +69,34 @@ class NcclFabric:
             yield
 
     def broadcast(self, tensor: torch.Tensor, root: int, timeout_s: float) -> Any:  # noqa: ARG002
-        """Begin a broadcast of bytes; the work to wait for. Deadlines are kept by `end`.
+        """Begin a broadcast of bytes; what `wait` takes. Deadlines are kept by `end`.
 
         NCCL's own stream waits for the current one, which is that of `ordered`.
         """
-        return self._group.broadcast(tensor, root)
+        work = self._group.broadcast(tensor, root)
+        with torch.cuda.stream(self._behind):
+            work.wait()
+            return self._behind.record_event()
 
     def wait(self, work: Any, timeout_s: float) -> bool:
-        """Whether a work ended within this time; raises what it failed with."""
-        if not _becomes(work.is_completed, timeout_s):
-            return False
-        if (error := work.exception()) is not None:
-            raise RuntimeError(str(error))
-        work.wait()  # The current stream goes on after it: copies out of what was received are queued there.
-        return True
+        """Whether a broadcast is done within this time; what is queued after it finds its bytes.
+
+        Raises:
+            RuntimeError: NCCL has failed.
+        """
+        return _becomes(partial(self._is_done, work), timeout_s)
 
     def settle(self, timeout_s: float) -> bool:
         """Whether this group's stream is done within this time."""
-        return _becomes(self._stream.record_event().query, timeout_s)
+        return _becomes(partial(self._is_done, self._stream.record_event()), timeout_s)
+
+    def _is_done(self, event: Any) -> bool:
+        """Whether the device has come to an event; it does not where NCCL has failed, so that is raised."""
+        if event.query():
+            return True
+        if (error := self._group.get_error()).value:
+            raise RuntimeError(f"NCCL failed: {error.name}")
+        return False
 
     def end(self, works: Sequence[Any], held: Sequence[object] = ()) -> None:
         """Abort the communicator; kernels that wait for a peer end.
