@@ -1,3 +1,4 @@
+import os
 import threading
 
 import numpy as np
@@ -12,7 +13,7 @@ from raycrew.tensor_transport._bytes.memory import copy_bytes
 def in_small_parts(monkeypatch):
     monkeypatch.setattr(sections, "_PARALLEL_BYTES", 8)
     monkeypatch.setattr(_bytes, "_COPY_PART", 8)
-    monkeypatch.setattr(sections.os, "sched_getaffinity", lambda pid: range(4))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(4))
 
 
 @pytest.mark.parametrize("size", [0, 7, 8, 9, 64, 1001])

@@ -1,0 +1,75 @@
+"""Threads that stay for a moment after their work: to start one takes as long as a copy of megabytes."""
+
+import contextlib
+import itertools
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+
+_KEPT_S = 1.0
+_Work = Callable[[], None]
+
+Processors = frozenset[int]
+"""Which processors a thread may run on; those that it starts may run on the same."""
+
+
+def processors() -> Processors:
+    """Those of this thread."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def run_beside(work: _Work) -> "Future[None]":
+    """Have another thread run something, on the processors of this one: soon, late or never.
+
+    Whoever waits for it cancels it first.
+
+    Raises:
+        RuntimeError: There are no more threads to be had.
+    """
+    mine = processors()
+    try:
+        thread = _idle[mine].pop()
+    except IndexError:
+        thread = _Kept(mine)
+        thread.start()
+    future: Future[None] = Future()
+    thread.todo.put((future, work))
+    return future
+
+
+class _Kept(threading.Thread):
+    """Ends when nobody had something for it to do for a while; the interpreter waits for none."""
+
+    def __init__(self, processors: Processors) -> None:
+        super().__init__(name=f"copy-{next(_numbers)}", daemon=True)
+        self.todo: SimpleQueue[tuple[Future[None], _Work]] = SimpleQueue()
+        self._processors = processors
+
+    def run(self) -> None:
+        """Do one thing after another."""
+        with contextlib.suppress(Empty):
+            while True:
+                self._do(*self.todo.get(timeout=_KEPT_S))
+        with contextlib.suppress(ValueError):  # Somebody took it at this moment, and does without.
+            _idle[self._processors].remove(self)
+
+    def _do(self, future: "Future[None]", work: _Work) -> None:
+        begun, error = future.set_running_or_notify_cancel(), None
+        try:
+            if begun:
+                work()
+        except BaseException as raised:  # noqa: BLE001 - whoever waits gets it
+            error = raised
+        _idle[self._processors].append(self)  # First: whoever waits may have more to do.
+        if begun:
+            future.set_exception(error)
+
+
+_numbers = itertools.count()
+_idle: defaultdict[Processors, list[_Kept]] = defaultdict(list)
+os.register_at_fork(after_in_child=_idle.clear)

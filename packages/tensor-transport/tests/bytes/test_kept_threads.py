@@ -1,0 +1,105 @@
+"""Threads that help are there for the next one who needs them, and go when nobody does."""
+
+import itertools
+import os
+import threading
+import time
+import weakref
+
+import pytest
+from forking import in_a_child
+
+from raycrew.tensor_transport._bytes import kept_threads
+from raycrew.tensor_transport._bytes.kept_threads import run_beside
+
+_numbers = itertools.count(500)
+
+
+@pytest.fixture(autouse=True)
+def own_processors(monkeypatch):
+    """No thread is there for them yet."""
+    mine = {next(_numbers)}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: mine)
+
+
+def helping():
+    """Which thread helps this one."""
+    found = []
+    run_beside(lambda: found.append(threading.current_thread())).result(60)
+    return found[0]
+
+
+@pytest.fixture
+def kept_long(monkeypatch):
+    monkeypatch.setattr(kept_threads, "_KEPT_S", 60.0)
+
+
+def test_the_next_work_is_done_by_the_same_thread(kept_long):
+    assert helping() is helping()
+
+
+def test_works_at_once_have_threads_of_their_own():
+    together = threading.Barrier(4)
+    for work in [run_beside(lambda: together.wait(60)) for _ in range(4)]:
+        work.result(60)
+
+
+def test_threads_end_that_nobody_needs(monkeypatch):
+    monkeypatch.setattr(kept_threads, "_KEPT_S", 0.01)
+    thread = helping()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert helping() is not thread
+
+
+def test_the_end_of_the_interpreter_waits_for_none_that_is_idle():
+    assert helping().daemon
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_what_work_raises_is_told_and_its_thread_stays(kept_long, error):
+    def fail():
+        raise error
+
+    thread = helping()
+    with pytest.raises(error):
+        run_beside(fail).result(60)
+    assert helping() is thread
+
+
+def test_nothing_of_the_work_is_kept(kept_long):
+    class Buffer:
+        pass
+
+    buffer = Buffer()
+    gone = weakref.ref(buffer)
+    run_beside(lambda held=buffer: None).result(60)
+    del buffer
+    helping()
+    deadline = time.monotonic() + 60
+    while gone() is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_cancelled_work_is_not_done(kept_long):
+    thread, busy = helping(), threading.Event()
+    first = run_beside(lambda: busy.wait(60))
+    thread.todo.put((cancelled := kept_threads.Future(), pytest.fail))
+    assert cancelled.cancel()
+    busy.set()
+    first.result(60)
+    assert helping() is thread
+
+
+def test_a_thread_on_other_processors_is_not_taken(kept_long, monkeypatch):
+    thread = helping()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 77})
+    assert helping() is not thread
+
+
+@pytest.mark.hostile
+def test_a_forked_child_has_threads_of_its_own(kept_long):
+    parents = helping()
+    assert in_a_child(lambda: helping() is not parents)
+    assert helping() is parents
