@@ -131,6 +131,10 @@ class HostWorker(GenerationWorker):
 class EchoTrainer:
     def __init__(self, directory, store=None):
         self.publisher, self.version = WeightPublisher(directory=directory, store=store), 0
+        self.store = store
+
+    def join_route(self, told):
+        return self.store.join(told)
 
     def publish_weights(self):
         self.version += 1

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from raycrew.cluster_core import RayVirtualCluster
-from raycrew.tensor_transport import BatchedDataDict, WeightDirectory, WeightPublisher, sync_weights
+from raycrew.tensor_transport import (
+    BatchedDataDict,
+    RouteStore,
+    WeightDirectory,
+    WeightPublisher,
+    sync_weights,
+)
 from raycrew.tensor_transport.testing import LocalPeers
 from raycrew.worker_groups import WorkerFailureError
 
@@ -27,6 +33,7 @@ from generation import EngineOptions, start_generators  # noqa: E402
 
 TIMEOUT_S = 120.0
 END = 1
+BUCKET_BYTES = 64 << 10  # several to a version
 # Weights large enough for each version to say something else.
 MODEL = {
     "model_type": "llama",
@@ -49,8 +56,14 @@ PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13, 14], [15]]
 class Trainer:
     """Publishes a model with weights of its own for each version, and keeps all of them."""
 
+    device = "cpu"  # what it publishes is there
+
     def __init__(self, directory, store=None):
-        self.publisher, self.models = WeightPublisher(directory=directory, store=store), {}
+        self.store, self.models = store, {}
+        self.publisher = WeightPublisher(directory=directory, store=store, bucket_bytes=BUCKET_BYTES)
+
+    def join_route(self, told):
+        return self.store.join(told)
 
     def model(self, version):
         if version not in self.models:
@@ -61,7 +74,8 @@ class Trainer:
 
     def publish_weights(self):
         version = max(self.models, default=0) + 1
-        update = self.publisher.publish(self.model(version).state_dict())
+        weights = self.model(version).state_dict()
+        update = self.publisher.publish({name: value.to(self.device) for name, value in weights.items()})
         assert update.version == version
         return update
 
@@ -72,14 +86,15 @@ class Stage(ABC):
     def __init__(self, directory, model):
         self.directory, self.model = directory, model
         self.trainer = LocalPeers([self.model])
+        self.route = None  # over which versions come
 
     @property
     def version(self):
         return self.directory.latest
 
-    def sync(self):
-        options = {"prepare": "prepare_weights", "timeout_s": TIMEOUT_S, "directory": self.directory}
-        return sync_weights(self.trainer, self.peers, **options).version
+    def sync(self, **options):
+        options |= {"prepare": "prepare_weights", "timeout_s": TIMEOUT_S, "directory": self.directory}
+        return sync_weights(self.trainer, self.peers, route=self.route, **options).version
 
     def generate(self, *args, **call):
         return self.begin(*args, **call).result(TIMEOUT_S)
@@ -168,6 +183,9 @@ class LocalStage(Stage):
     def apply_weights(self, version):
         return self.call("apply_weights", version)
 
+    def join_route(self, told):
+        return self.call("join_route", told)
+
 
 class GroupStage(Stage):
     """A group on Ray; the first replica is asked where one is meant."""
@@ -182,9 +200,7 @@ class GroupStage(Stage):
         return self.group.on(ranks=[self.generators.leaders[0]], timeout=TIMEOUT_S)
 
     def sync(self):
-        options = {"prepare": "prepare_weights", "timeout_s": TIMEOUT_S, "directory": self.directory}
-        ranks = self.generators.leaders
-        return sync_weights(self.trainer, self.group, recipients=ranks, **options).version
+        return super().sync(recipients=self.generators.leaders)
 
     def begin(self, batch, sampling=None, **call):
         return First(self.first.call("generate", batch, sampling, **call))
@@ -240,18 +256,19 @@ def rows_of(batch):
 
 
 @contextmanager
-def local_stage(worker, model=MODEL, trainer=Trainer, worker_options=None, **options):
-    """A stage with a worker of this process."""
+def local_stage(worker, model=MODEL, trainer=Trainer, worker_options=None, stores=None, **options):
+    """A stage with a worker of this process; `stores` are the trainer's and the worker's."""
     loop, shelf = asyncio.new_event_loop(), Shelf()
+    of_trainer, of_worker = stores or (shelf, shelf)
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     directory = WeightDirectory.local()
     try:
-        made = worker(EngineOptions(model, **options), directory, shelf, **(worker_options or {}))
+        made = worker(EngineOptions(model, **options), directory, of_worker, **(worker_options or {}))
     except BaseException:
         loop.call_soon_threadsafe(loop.stop)
         raise
-    made = LocalStage(made, directory, trainer(directory, shelf), loop)
+    made = LocalStage(made, directory, trainer(directory, of_trainer), loop)
     try:
         made.sync()
         yield made
@@ -274,21 +291,24 @@ def group_stage(
     options=None,
     worker_options=None,
     use_gpus=False,
+    routed=False,
     **group,
 ):
-    """A stage with generators on Ray."""
+    """A stage with generators on Ray, whose versions may be `routed`."""
+    worker_options = {**({"store": RouteStore} if routed else {}), **(worker_options or {})}
     with (
+        RouteStore() if routed else nullcontext() as store,
         WeightDirectory.start() as directory,
         RayVirtualCluster([bundles], use_gpus=use_gpus) as cluster,
         start_generators(
             cluster,
             worker,
             EngineOptions(model, **(options or {})),
-            worker_options={"directory": directory, **(worker_options or {})},
+            worker_options={"directory": directory, **worker_options},
             **group,
         ) as generators,
     ):
-        made = GroupStage(generators, directory, trainer(directory))
+        made = GroupStage(generators, directory, trainer(directory, store))
         if synced:
             made.sync()
         yield made

@@ -7,13 +7,14 @@ of a call: the samples go on under them, and tell of each token which weights ch
 import argparse
 import time
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from generation import EngineOptions, Generators, start_generators
 from generation.group import ENVIRONMENTS, PROJECTS, WORKERS
 from raycrew.cluster_core import RayVirtualCluster, init_ray
-from raycrew.tensor_transport import BatchedDataDict, WeightDirectory, sync_weights
+from raycrew.tensor_transport import BatchedDataDict, RouteStore, WeightDirectory, WeightRoute, sync_weights
 from raycrew.venv_manager import RegistryEnvironmentProvider, register_actor_environment
 from raycrew.worker_groups import RayWorkerGroup
 
@@ -39,9 +40,9 @@ def use_environment(worker: str, kind: str) -> None:
 
 
 def update_meanwhile(
-    generators: Generators, trainer: RayWorkerGroup, directory: WeightDirectory
+    generators: Generators, trainer: RayWorkerGroup, **how: Any
 ) -> tuple[BatchedDataDict, int]:
-    """Samples during which the weights were replaced, and the version that came."""
+    """Samples during which the weights were replaced, as `how` says, and the version that came."""
     prompts = BatchedDataDict({"prompt_ids": [[number, number + 1] for number in range(2, 34)]})
     long = {"max_tokens": 512, "ignore_eos": True, "seed": 0}
     on_its_way = [
@@ -49,9 +50,7 @@ def update_meanwhile(
     ]
     while not all(found.tokens > 32 for found in generators.metrics()):
         time.sleep(0.01)
-    version = sync_weights(
-        trainer, generators.group, directory=directory, prepare="prepare_weights", timeout_s=TIMEOUT_S
-    ).version
+    version = sync_weights(trainer, generators.group, prepare="prepare_weights", **how).version
     parts = [future.get_results()[0] for future in on_its_way]
     return BatchedDataDict.from_batches(parts), version
 
@@ -67,6 +66,7 @@ def main() -> None:
     with (
         init_ray(num_cpus=4),
         WeightDirectory.start() as directory,
+        WeightRoute() as route,
         RayVirtualCluster([2], use_gpus=False) as cluster,
         RayVirtualCluster([1], use_gpus=False) as one,
         RayWorkerGroup(
@@ -82,12 +82,14 @@ def main() -> None:
             options.worker,
             EngineOptions(MODEL),
             environments=provider,
-            worker_options={"directory": directory},
+            worker_options={"directory": directory, "store": RouteStore},
         ) as generators,
     ):
         console.print(f"replica 0 is {generators.call('explain')[0]}")
-        sync_weights(trainer, generators.group, directory=directory, timeout_s=TIMEOUT_S)
-        samples, version = update_meanwhile(generators, trainer, directory)
+        how = {"directory": directory, "route": route, "timeout_s": TIMEOUT_S}
+        sync_weights(trainer, generators.group, **how)
+        console.print(route.explain(), highlight=False)
+        samples, version = update_meanwhile(generators, trainer, **how)
         versions = samples["weight_versions"].values
         console.print(f"{len(versions)} tokens in {samples.size} samples while version {version} came:")
         for found in versions.unique().tolist():

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from raycrew.tensor_transport import WeightDirectory, WeightPublisher, WeightUpdate
+from raycrew.tensor_transport import RouteStore, WeightDirectory, WeightPublisher, WeightUpdate
 
 
 class RandomTrainer:
@@ -19,7 +19,12 @@ class RandomTrainer:
 
     def __init__(self, config: Mapping[str, Any], directory: WeightDirectory) -> None:
         self.config, self.seed = config, 0
-        self.publisher = WeightPublisher(directory=directory)
+        self.store = RouteStore()
+        self.publisher = WeightPublisher(self.store, directory=directory)
+
+    def join_route(self, told: Any) -> Any:
+        """Send versions over the way that a `WeightRoute` has chosen for all."""
+        return self.store.join(told)
 
     def publish_weights(self) -> WeightUpdate:
         """The next version."""

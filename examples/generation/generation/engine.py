@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 import torch
 
@@ -17,8 +17,13 @@ from raycrew.tensor_transport import (
     WeightReceiver,
     WeightUpdate,
 )
+from raycrew.tensor_transport.transports import PullTransport
 
 T = TypeVar("T")
+Store = ByteStore | PullTransport
+"""What has the bytes of versions."""
+StoreMaker = Callable[[], Any]
+"""Makes one in the process that is to have it, to be closed there: the class `RouteStore`, say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +93,21 @@ class WeightSource:
         directory: Where versions are found.
         store: Where their bytes are found; None for Ray's object store.
         name: What the directory calls the receiver; None for a name of its own each time.
+        close: Gives up a store that was made for this engine.
     """
 
     directory: WeightDirectory
-    store: ByteStore | None = None
+    store: Store | None = None
     name: str | None = None
+    close: Callable[[], object] = lambda: None
+
+    @classmethod
+    def open(cls, directory: WeightDirectory, store: Store | StoreMaker | None, name: str | None) -> Self:
+        """One for an engine that begins."""
+        if not callable(store):
+            return cls(directory, store, name)
+        made = store()
+        return cls(directory, made, name, made.close)
 
 
 class Receiver(Protocol):

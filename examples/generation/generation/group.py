@@ -12,7 +12,7 @@ import torch
 
 from generation.lending import VISIBLE, Lent
 from generation.metrics import GenerationMetrics
-from generation.options import EngineOptions, check_device
+from generation.options import EngineOptions, check_device, check_store
 from generation.prompts import Limits, Prompt, check_stops, read_prompts
 from generation.sampling import Sampling
 from generation.transformers_worker import TransformersWorker
@@ -209,7 +209,8 @@ def start_generators(
     Raises:
         RefusedError: The engine can't do what the options ask for, or not on these bundles; no actor is
             started then.
-        ValueError: The bundles can't be shared out so.
+        ValueError: The bundles can't be shared out so, or `store` is one of this process, and not what makes
+            one (`store=RouteStore`); no actor is started then.
     """
     how: dict[str, Any] = {
         "balancing": balancing,
@@ -246,14 +247,17 @@ def _plan(
     if bundles % size:
         raise ValueError(f"{bundles} bundles can't be shared out to engines over {size} each")
 
-    is_updated = isinstance(worker_options, Mapping) and worker_options.get("directory") is not None
+    fixed = worker_options if isinstance(worker_options, Mapping) else {}
+    check_store(fixed.get("store"))
+    is_updated = fixed.get("directory") is not None
     lent = Lent(cluster, size, is_updated) if options.executor == "ray" else None
 
     def init_of(rank: RankInfo) -> dict[str, Any]:
-        given = worker_options(rank) if callable(worker_options) else worker_options
+        given = worker_options(rank) if callable(worker_options) else fixed
+        check_store(given.get("store"))
         own = {} if lent is None else {"variables": lent.variables(rank)}
         ends = {"ends_with_engine": restart_on_failure}
-        return {"options": options, **ends, **own, **(given or {}), "leads": rank.rank % size == 0}
+        return {"options": options, **ends, **own, **given, "leads": rank.rank % size == 0}
 
     path = os.pathsep.join(filter(None, (str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH"))))
     tied = [list(range(start, start + size)) for start in range(0, bundles, size)]

@@ -2,15 +2,17 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from generation.engine import Engine, Receiver, WeightSource
 from generation.errors import AsleepError, GenerationError
 from generation.freeing import give_back
-from generation.loop import EngineLoop, PauseMode
+from generation.loop import EngineLoop
+from generation.modes import PauseMode
 from generation.prompts import Limits
-from raycrew.tensor_transport import StaleWeightsError, WeightReceipt
+from raycrew.tensor_transport import RouteStore, StaleWeightsError, WeightReceipt
 
 T = TypeVar("T")
 
@@ -21,6 +23,7 @@ class Awake:
 
     loop: EngineLoop
     receiver: Receiver | None
+    source: WeightSource | None
 
     def version(self) -> int:
         """Of the weights; 0 for those that the engine was made with, where nobody updates them.
@@ -38,9 +41,11 @@ class Awake:
             return None
 
     def leave(self) -> None:
-        """Leave the directory."""
+        """Leave the directory and the route, and hold nothing of what was published."""
         if self.receiver is not None:
             self.receiver.close()
+        if self.source is not None:
+            self.source.close()
 
     def close(self) -> None:
         """Leave the directory, and give up the engine."""
@@ -53,12 +58,17 @@ class EngineLife:
 
     Args:
         make: Makes an engine, in the thread that will own it.
-        source: Where its weights come from; None to keep those it is made with.
+        open_source: Says of each engine where its weights come from; None to keep those it is made with.
         asleep: Whether the first one is made by `wake`.
     """
 
-    def __init__(self, make: Callable[[], Engine], source: WeightSource | None, asleep: bool = False) -> None:
-        self._make, self._source = make, source
+    def __init__(
+        self,
+        make: Callable[[], Engine],
+        open_source: Callable[[], WeightSource] | None,
+        asleep: bool = False,
+    ) -> None:
+        self._make, self._open_source = make, open_source
         self._changes = threading.Lock()
         self._limits: Limits | None = None
         self._held: Awake | None = None
@@ -114,6 +124,16 @@ class EngineLife:
         if (receiver := self.awake.receiver) is None:
             raise GenerationError("this generator was made without a directory: its weights stay as they are")
         return receiver
+
+    def join_route(self, told: Any) -> Any:
+        """See `GenerationWorker.join_route`; it may end what an update waits for, and waits for none."""
+        source = self.awake.source
+        if source is None or not isinstance(source.store, RouteStore):
+            raise GenerationError(
+                "this generator has no store for routes: make it with a directory, and with store=RouteStore "
+                "(the class itself)"
+            )
+        return source.store.join(told)
 
     def update(self, how: Callable[[Receiver], T], mode: PauseMode) -> T:
         """Have the receiver change the weights while nothing is generated; a mixture generates nothing."""
@@ -202,15 +222,17 @@ class EngineLife:
         """An engine, and what receives its weights: another one each time, as a doze may forget them."""
         dozing, self._dozing = self._dozing, None
         loop = dozing or EngineLoop(self._make, self._version)
-        try:
+        with ExitStack() as undo:
+            undo.callback(loop.close)
             if dozing is not None:
                 dozing.call(dozing.engine.rouse).result()
-            source, self._limits = self._source, loop.engine.limits
-            receiver = None if source is None else loop.engine.receiver(source, loop.within)
-        except BaseException:
-            loop.close()
-            raise
-        self._held = Awake(loop, receiver)
+            source = receiver = None
+            if self._open_source is not None:
+                source = self._open_source()
+                undo.callback(source.close)
+                receiver = loop.engine.receiver(source, loop.within)
+            undo.pop_all()
+        self._limits, self._held = loop.engine.limits, Awake(loop, receiver, source)
         return self._held
 
     def _version(self) -> int:

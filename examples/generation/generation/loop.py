@@ -10,16 +10,15 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from generation.engine import Engine, EngineLoad, Piece, Request
 from generation.errors import AsleepError, EngineFailedError, GenerationError, SamplingError
+from generation.modes import PauseMode
 from generation.samples import Added, FinishReason, Sample
 from raycrew.tensor_transport import StaleWeightsError
 
 T = TypeVar("T")
-PauseMode = Literal["finish", "abort", "continue"]
-PAUSE_MODES = ("finish", "abort", "continue")
 PAUSE_S = 0.005
 Sink = Callable[[Request, Sample | BaseException], None]
 """Where a sample goes when it has ended, or what became of it instead; called in the engine's thread."""

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from generation.errors import RefusedError
+from raycrew.tensor_transport import RouteStore
+from raycrew.tensor_transport.transports import PullTransport
 
 Executor = Literal["uni", "mp", "ray"]
 
@@ -87,3 +89,16 @@ def check_device(options: EngineOptions, device_kind: str) -> None:
         raise RefusedError("vLLM has no sleep mode on CPUs: with sleep_level=None the engine ends")
     if options.executor == "ray" and device_kind == "cpu":
         raise RefusedError("vLLM has no executor 'ray' on CPUs: use 'mp', whose processes are on one node")
+
+
+def check_store(store: Any) -> None:
+    """Refuse, for workers, what finds or has bytes in this process alone.
+
+    Raises:
+        ValueError: That is an object, and not what makes one.
+    """
+    if isinstance(store, RouteStore | PullTransport) and not isinstance(store, type):
+        name = type(store).__name__
+        raise ValueError(
+            f"store: a {name} is of one process: give what makes one there, as store={name} does"
+        )

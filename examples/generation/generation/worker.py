@@ -5,26 +5,27 @@ import contextlib
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 
 from generation.calls import Asked, admitted, samples_of
-from generation.engine import Engine, Request, WeightSource
+from generation.engine import Engine, Request, Store, StoreMaker, WeightSource
 from generation.errors import GenerationError, RefusedError
 from generation.life import EngineLife
-from generation.loop import PAUSE_MODES, PauseMode
 from generation.metrics import GenerationMetrics
+from generation.modes import PAUSE_MODES, PauseMode, check_mode
 from generation.openai.hosting import Hosted
 from generation.openai.options import EndpointOptions
 from generation.options import EngineOptions, check_device
 from generation.prompts import Limits
 from generation.samples import Sample, pack_samples
 from generation.sampling import Sampling
-from raycrew.tensor_transport import BatchedDataDict, ByteStore, WeightDirectory, WeightReceipt, WeightUpdate
+from raycrew.tensor_transport import BatchedDataDict, WeightDirectory, WeightReceipt, WeightUpdate
 from raycrew.worker_groups import CurrentWorker, WorkerGroupError, current_worker
 from raycrew.worker_groups.services import Endpoint
 
@@ -41,7 +42,8 @@ class GenerationWorker(ABC):
     Args:
         options: The engine to be made.
         directory: Where versions of the weights are found; None to keep those that the engine is made with.
-        store: Where their bytes are found; as for `WeightReceiver`.
+        store: Where their bytes are found, as for `WeightReceiver`; or what makes that in this process, for
+            each engine anew, such as the class `RouteStore`, with which it takes part in a `WeightRoute`.
         on_update: What becomes of samples on their way when weights are replaced: all end first ("finish"),
             they end as they are ("abort"), or they go on under the new weights ("continue"), with keys and
             values computed anew, so that each token's log-probability is that of the version that it names.
@@ -63,7 +65,7 @@ class GenerationWorker(ABC):
         self,
         options: EngineOptions,
         directory: WeightDirectory | None = None,
-        store: ByteStore | None = None,
+        store: Store | StoreMaker | None = None,
         on_update: PauseMode = "continue",
         leads: bool = True,
         asleep: bool = False,
@@ -71,7 +73,7 @@ class GenerationWorker(ABC):
         endpoint: EndpointOptions | None = None,
         ends_with_engine: bool = False,
     ) -> None:
-        _check_mode(on_update, PAUSE_MODES)
+        check_mode(on_update, PAUSE_MODES)
         me = _own_worker()
         if options.executor != "ray":  # then the devices are not this worker's, and the engine knows
             check_device(options, "cpu" if me is None else me.device_kind)
@@ -84,7 +86,7 @@ class GenerationWorker(ABC):
             seed, name = seed + me.rank, f"{me.group_name} {me.rank}"
         if directory is None and options.sleep_level is not None:
             raise RefusedError("an engine with a sleep_level wakes with weights of a directory: give one")
-        source = None if directory is None else WeightSource(directory, store, name)
+        source = None if directory is None else partial(WeightSource.open, directory, store, name)
         self._hosted = Hosted(options, endpoint if leads else None)
         self._engine = EngineLife(lambda: self._made(seed), source, asleep) if leads else None
         if self._engine is not None:
@@ -180,7 +182,7 @@ class GenerationWorker(ABC):
             ValueError: There is no such mode.
             GenerationError: `resume` came before those on their way had ended.
         """
-        _check_mode(mode, PAUSE_MODES)
+        check_mode(mode, PAUSE_MODES)
         await asyncio.wrap_future(self._life.awake.loop.pause(mode, "caller"))
 
     async def resume(self) -> None:
@@ -210,12 +212,22 @@ class GenerationWorker(ABC):
         Raises:
             ValueError: There is no such mode.
         """
-        _check_mode(mode, PAUSE_MODES)
+        check_mode(mode, PAUSE_MODES)
         self.on_update = mode
 
     async def prepare_weights(self, version: int) -> WeightReceipt:
         """Fetch a version while samples go on, so that `apply_weights` only loads it."""
         return await asyncio.to_thread(self._life.receiver.prepare, version)
+
+    async def join_route(self, told: Any) -> Any:
+        """Take part in what a `WeightRoute` chose for all; after a restart or a sleep, again.
+
+        Raises:
+            AsleepError: The generator sleeps.
+            GenerationError: It has no `RouteStore`.
+            GroupError: Not all members joined.
+        """
+        return await asyncio.to_thread(self._life.join_route, told)
 
     def on_generation(self, worker: CurrentWorker) -> None:  # noqa: ARG002 - a group calls it so
         """Take the latest version where none is held: after a restart, or in a group that was made later."""
@@ -237,7 +249,7 @@ class GenerationWorker(ABC):
             GenerationError: Samples on their way wait in a pause, and are to end first; or the engine did not
                 end, and has what it has: its worker is to be ended.
         """
-        _check_mode(mode, ("finish", "abort"))
+        check_mode(mode, ("finish", "abort"))
         if self._engine is not None:
             await asyncio.to_thread(self._engine.sleep, mode)
 
@@ -352,8 +364,3 @@ def _own_worker() -> CurrentWorker | None:
         return current_worker()
     except WorkerGroupError:  # used without a group
         return None
-
-
-def _check_mode(mode: str, modes: Sequence[str]) -> None:
-    if mode not in modes:
-        raise ValueError(f"there is no mode {mode!r}; there are {', '.join(map(repr, modes))}")
