@@ -5,6 +5,7 @@ from generation_stage import END, MODEL, PROMPTS, batch_of, local_stage, rows_of
 
 from generation import AsleepError, GenerationError, PromptError, RefusedError, SamplingError
 from raycrew.tensor_transport import BatchedDataDict
+from raycrew.tensor_transport.integrations.vllm import GreedyReference, WeightCheckError
 
 LONG = {"max_tokens": 400, "ignore_eos": True, "seed": 3}
 TOLERANCE = 2e-4
@@ -60,10 +61,26 @@ class Conformance:
             assert set(row[4]) == {stage.version}
             assert_plain(stage, PROMPTS, row)
 
-    def test_greedy_takes_the_likeliest_token(self, stage):
-        for index, _, tokens, *_ in rows_of(stage.generate(batch_of(), {"temperature": 0, "max_tokens": 8})):
-            for at, token in enumerate(tokens):
-                assert token == stage.likeliest([*PROMPTS[index], *tokens[:at]], stage.version)
+    def test_greedy_takes_the_trainers_likeliest_tokens_and_a_check_says_so(self, stage):
+        stage.sync()
+        report = stage.check(tolerance=TOLERANCE)
+        assert (report.version, report.first_other) == (stage.version, None)
+        assert report.difference < TOLERANCE
+        before = stage.references(stage.version - 1)
+        other = stage.call("check", before)
+        assert (other.version, other.digest) == (report.version, report.digest), "what is held"
+        assert other.first_other is not None
+        assert other.difference > TOLERANCE
+        with stage.refused(WeightCheckError, "the trainer with"):
+            stage.call("check", before, tolerance=TOLERANCE)
+        if report.digest is not None:
+            with stage.refused(WeightCheckError, f"{report.digest}, and 1f of those that were sent"):
+                stage.call("check", stage.references(), digest="1f")
+        with stage.refused(GenerationError, r"prompt 0 ended after 12 of 13 tokens \(length\)"):
+            stage.call("check", [GreedyReference((5,) * 500, (5,) * 13, (0.0,) * 13)])
+        for nothing in ([], [GreedyReference((5,), (), ())]):
+            with stage.refused(ValueError, "nothing to compare"):
+                stage.call("check", nothing)
 
     def test_a_seed_gives_the_same_samples(self, stage):
         how = {"n": 2, "max_tokens": 12, "seed": 7, "top_p": 0.9, "top_k": 20, "temperature": 0.8}

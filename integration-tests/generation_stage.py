@@ -21,8 +21,10 @@ from raycrew.tensor_transport import (
     RouteStore,
     WeightDirectory,
     WeightPublisher,
+    digest_weights,
     sync_weights,
 )
+from raycrew.tensor_transport.integrations.vllm import greedy_references
 from raycrew.tensor_transport.testing import LocalPeers
 from raycrew.worker_groups import WorkerFailureError
 
@@ -104,7 +106,7 @@ class Stage(ABC):
         """A future of `generate`."""
 
     @abstractmethod
-    def call(self, method, *args):
+    def call(self, method, *args, **options):
         """The result of another method."""
 
     @abstractmethod
@@ -117,6 +119,16 @@ class Stage(ABC):
 
     def metrics(self):
         return self.call("metrics")
+
+    def check(self, **options):
+        """What the generator says of the trainer's latest version."""
+        digest = digest_weights(self.model.model(self.version).state_dict())
+        return self.call("check", self.references(), digest=digest, **options)
+
+    def references(self, version=None):
+        """What a plain forward pass goes on with, by default that of the latest version."""
+        model = self.model.model(version or self.version)
+        return greedy_references(lambda ids: model(ids).logits, PROMPTS)
 
     def wait_for(self, condition):
         """Until what the generator tells of itself is so."""
@@ -156,8 +168,8 @@ class LocalStage(Stage):
     def begin(self, batch, sampling=None, **call):
         return asyncio.run_coroutine_threadsafe(self.worker.generate(batch, sampling, **call), self.loop)
 
-    def call(self, method, *args):
-        coroutine = getattr(self.worker, method)(*args)
+    def call(self, method, *args, **options):
+        coroutine = getattr(self.worker, method)(*args, **options)
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(TIMEOUT_S)
 
     def stream(self, batch, sampling):
@@ -205,8 +217,8 @@ class GroupStage(Stage):
     def begin(self, batch, sampling=None, **call):
         return First(self.first.call("generate", batch, sampling, **call))
 
-    def call(self, method, *args):
-        return self.first.call(method, *args).get_results()[0]
+    def call(self, method, *args, **options):
+        return self.first.call(method, *args, **options).get_results()[0]
 
     def stream(self, batch, sampling):
         return [item for _, item in self.first.stream("generate_async", batch, sampling)]

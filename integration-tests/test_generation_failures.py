@@ -1,6 +1,7 @@
 """What a generation worker does when its engine fails, at an update or at a step."""
 
 import asyncio
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from generation_stage import batch_of, local_stage, rows_of
 
 from generation import EngineFailedError, GenerationError
 from raycrew.tensor_transport import StaleWeightsError, WeightUpdateError
+from raycrew.tensor_transport.integrations.vllm import GreedyReference, WeightCheckError
 
 LONG = {"max_tokens": 300}
 
@@ -115,6 +117,30 @@ def test_samples_that_are_to_end_before_an_update_do_so_although_a_pause_waits_f
         paused.result(60)
     assert {version for row in rows_of(future.result(60)) for version in row[4]} == {1}
     assert stage.metrics().weight_version == 2
+
+
+def references_of(tokens, logprob=1.0):
+    return [GreedyReference((5,), tuple(range(6, 6 + tokens)), (logprob,) * tokens)]
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    ("then", "says"), [("sync", "version 2 came while"), ("abort", r"of 80 tokens \(abort")]
+)
+def test_a_check_of_other_samples_than_those_of_one_version_is_none(stage, then, says):
+    with ThreadPoolExecutor() as pool:
+        checked = pool.submit(stage.call, "check", references_of(80))
+        stage.wait_for(lambda found: found.running)
+        stage.sync() if then == "sync" else stage.call("abort")
+        with pytest.raises(GenerationError, match=says):
+            checked.result(60)
+
+
+def test_log_probabilities_that_are_no_numbers_do_not_agree(stage):
+    assert stage.call("check", references_of(3), tolerance=0.0).difference == 0
+    assert stage.call("check", references_of(3, math.nan)).difference == math.inf
+    with pytest.raises(WeightCheckError):
+        stage.call("check", references_of(3, math.nan), tolerance=1e9)
 
 
 def test_an_engine_that_fails_says_so_and_is_made_anew(stage):

@@ -1,5 +1,6 @@
 """Generation workers: what a driver needs of them; it imports neither vLLM nor transformers."""
 
+from generation.checking import WeightReport
 from generation.errors import (
     AsleepError,
     EngineFailedError,
@@ -28,5 +29,6 @@ __all__ = [
     "RefusedError",
     "Sampling",
     "SamplingError",
+    "WeightReport",
     "start_generators",
 ]

@@ -200,6 +200,10 @@ class Engine(ABC):
     def close(self) -> None:
         """Give up the model and its memory, and end what was started."""
 
+    def digest(self) -> str | None:
+        """`digest_weights` of what was loaded last; None where it has the weights in another form."""
+        return None
+
     def watch(self, lost: Callable[[str], object]) -> None:  # noqa: B027 - most have no processes to lose
         """Have it tell why once it is lost: a process of its has ended by itself, or does not answer in time.
 

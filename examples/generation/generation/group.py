@@ -137,10 +137,10 @@ class Generators:
             timeout=timeout,
         )
 
-    def call(self, method: str, *args: Any, timeout: float | None = None) -> list[Any]:
-        """Call a method on each replica: "pause", "resume", "abort", "sleep", "wake", "explain" and so on."""
+    def call(self, method: str, *args: Any, timeout: float | None = None, **kwargs: Any) -> list[Any]:
+        """Call a method on each replica: "pause", "resume", "abort", "check", "sleep", "wake" and so on."""
         replicas = self.group.on(ranks=list(self.leaders), timeout=timeout)
-        return list(replicas.call(method, *args).get_results())
+        return list(replicas.call(method, *args, **kwargs).get_results())
 
     def metrics(self) -> list[GenerationMetrics]:
         """What each replica is at."""
@@ -270,7 +270,7 @@ def _plan(
             "bundle_indices_list": tied if size > 1 else None,
             "enable_load_balancing": True,
             "load_balancing_strategy": balancing,
-            "idempotent_methods": ("endpoint", "generate", "sleep", "wake"),
+            "idempotent_methods": ("check", "endpoint", "generate", "sleep", "wake"),
             "restart_on_failure": restart_on_failure,
             **group,
         },

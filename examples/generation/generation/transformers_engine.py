@@ -12,6 +12,7 @@ from generation.engine import EngineLoad, LoadingEngine, Piece, Request
 from generation.errors import GenerationError, RefusedError
 from generation.models import build_model, end_tokens, expected_weights, limits_of, read_config
 from generation.options import EngineOptions
+from raycrew.tensor_transport import digest_weights
 
 MOST_COHORTS = 4
 
@@ -104,6 +105,7 @@ class TransformersEngine(LoadingEngine):
         device = "cuda" if torch.cuda.is_available() else "cpu"
         self.model = build_model(options, config).to(device).eval()
         self.weights = expected_weights(config)
+        self._loaded = list(self.model.state_dict())
         self._random = torch.Generator().manual_seed(seed)
         self._waiting: list[Row] = []
         self._cohorts: list[Cohort] = []
@@ -137,13 +139,20 @@ class TransformersEngine(LoadingEngine):
         Raises:
             GenerationError: Some got nothing.
         """
+        self._loaded = []
         own, lacking = self.model.state_dict(), {p.data_ptr() for p in self.model.parameters()}
         with torch.no_grad():
             for name, tensor in weights:
                 own[name].copy_(tensor)
+                self._loaded.append(name)
                 lacking.discard(own[name].data_ptr())
         if lacking:
             raise GenerationError(f"the update brings nothing for {len(lacking)} of the model's tensors")
+
+    def digest(self) -> str | None:
+        """See `Engine`: of the tensors that the last version named."""
+        own = self.model.state_dict()
+        return digest_weights((name, own[name].cpu()) for name in self._loaded)
 
     def forget_computed(self) -> None:
         """See `Engine`."""

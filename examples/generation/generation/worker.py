@@ -15,14 +15,13 @@ import torch
 
 from generation.calls import Asked, admitted, samples_of
 from generation.engine import Engine, Request, Store, StoreMaker, WeightSource
-from generation.errors import GenerationError, RefusedError
+from generation.errors import RefusedError
+from generation.holder import EngineHolder
 from generation.life import EngineLife
-from generation.metrics import GenerationMetrics
 from generation.modes import PAUSE_MODES, PauseMode, check_mode
 from generation.openai.hosting import Hosted
 from generation.openai.options import EndpointOptions
 from generation.options import EngineOptions, check_device
-from generation.prompts import Limits
 from generation.samples import Sample, pack_samples
 from generation.sampling import Sampling
 from raycrew.tensor_transport import BatchedDataDict, WeightDirectory, WeightReceipt, WeightUpdate
@@ -33,7 +32,7 @@ logger = logging.getLogger(__name__)
 How = Sampling | Mapping[str, Any] | None
 
 
-class GenerationWorker(ABC):
+class GenerationWorker(EngineHolder, ABC):
     """Generates with an engine, under weights that may be replaced while it does.
 
     Any number of calls may be on their way at a time; the engine generates for all of them together. Samples
@@ -91,14 +90,6 @@ class GenerationWorker(ABC):
         self._engine = EngineLife(lambda: self._made(seed), source, asleep) if leads else None
         if self._engine is not None:
             self._hosted.begin(self._engine)
-
-    @property
-    def _life(self) -> EngineLife:
-        if self._engine is None:
-            raise GenerationError(
-                "this worker lends its bundle to the engine of its tied group: ask the leader"
-            )
-        return self._engine
 
     @abstractmethod
     def create_engine(self, seed: int) -> Engine:
@@ -258,56 +249,7 @@ class GenerationWorker(ABC):
         if self._engine is not None:
             await asyncio.to_thread(self._engine.wake)
 
-    async def reset_prefix_cache(self) -> None:
-        """Forget keys and values of prompts that have ended."""
-        loop = self._life.awake.loop
-        await asyncio.wrap_future(loop.call(loop.engine.reset_prefix_cache))
-
-    async def load_adapter(self, name: str, path: str) -> None:
-        """Load a LoRA adapter from a folder, for samples that name it.
-
-        Raises:
-            RefusedError: The engine has no adapters, or was made without (`max_adapters`).
-        """
-        loop = self._life.awake.loop
-        await asyncio.wrap_future(loop.call(loop.engine.load_adapter, name, path))
-
-    async def unload_adapter(self, name: str) -> None:
-        """Forget an adapter.
-
-        Raises:
-            RefusedError: There is none of that name.
-        """
-        loop = self._life.awake.loop
-        await asyncio.wrap_future(loop.call(loop.engine.unload_adapter, name))
-
-    # Questions
-
-    async def metrics(self) -> GenerationMetrics:
-        """What it is at; answered between two steps."""
-        state = self._life.state
-        if state is None:
-            return GenerationMetrics("asleep", None)
-        load, counts = await asyncio.wrap_future(state.loop.load()), state.loop.counts
-        return GenerationMetrics(
-            "paused" if state.loop.is_held("caller") else "awake",
-            state.known_version(),
-            load.running,
-            load.waiting,
-            load.kv_cache_use,
-            counts.tokens,
-            counts.tokens / counts.seconds if counts.seconds else 0.0,
-            counts.finished,
-            counts.aborted,
-        )
-
-    async def limits(self) -> Limits:
-        """What the model can take."""
-        return self._life.limits
-
-    async def pid(self) -> int:
-        """This worker's process."""
-        return os.getpid()
+    # Over HTTP
 
     async def endpoint(self) -> Endpoint:
         """Where it answers over HTTP; that ends with the worker.
@@ -321,15 +263,6 @@ class GenerationWorker(ABC):
     async def close_endpoint(self) -> None:
         """Answer over HTTP no more; requests under way are aborted. Idempotent."""
         await asyncio.to_thread(self._hosted.close)
-
-    async def explain(self) -> str:
-        """What the engine is, what its sleep is, and how it is."""
-        state = self._life.state
-        if state is None:
-            return f"asleep: {self._life.asleep}, with the latest version of the weights"
-        version = state.known_version()
-        held = "no version of the weights" if version is None else f"version {version} of the weights"
-        return f"{state.loop.engine.explain()}; it holds {held}, and on an update samples {self.on_update}"
 
     # Inside
 
