@@ -25,10 +25,10 @@ class Author:
         return self.number
 
     def put(self, now=0, count=2):
-        for index in range(count):
-            ticket = f"{self.number}/{self.part}/{index}"
-            announced = Announced(self.part, index, Bucket(ticket, 4, 0), None)
-            self.record.announce(now, self.number, self.name, announced)
+        """Whether somebody waits for more."""
+        tickets = [(index, f"{self.number}/{self.part}/{index}") for index in range(count)]
+        buckets = [Announced(self.part, index, Bucket(ticket, 4, 0), None) for index, ticket in tickets]
+        return self.record.announce(now, self.number, self.name, *buckets)
 
     def finish(self, now=0):
         return self.record.finish(now, self.number, Finish(self.part, self.name, 2, None, 0.0, 0.0, ()))

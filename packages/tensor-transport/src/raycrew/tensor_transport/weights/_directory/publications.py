@@ -117,10 +117,11 @@ class Publications(Shelf):
         ahead = [a for a in version.parts[part].buckets if not version.is_taken(a)]
         if not ahead or sum(a.bucket.size_bytes for a in ahead) + size_bytes <= window_bytes:
             return True
+        version.is_hurried = True
         return None
 
-    def announce(self, now: float, number: int, publisher: str, *buckets: Announced) -> None:
-        """Buckets can be fetched."""
+    def announce(self, now: float, number: int, publisher: str, *buckets: Announced) -> bool:
+        """Buckets can be fetched; whether somebody wants to hear of others before all are there."""
         for announced in buckets:
             version = self._living(now, number, announced.part)
             self._check_publisher(announced.part, publisher)
@@ -128,6 +129,7 @@ class Publications(Shelf):
             version.announced += 1
             part.buckets.append(replace(announced, place=version.announced))
             part.expires = now + self.lease_s
+        return not self.versions[number].is_awaited_whole
 
     def finish(self, now: float, number: int, finish: Finish) -> WeightUpdate:
         """A part is complete; what it is now."""

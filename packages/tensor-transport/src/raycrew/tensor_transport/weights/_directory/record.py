@@ -62,12 +62,17 @@ class Record(Publications):
             self.news(now, number, receiver, node, [0] * len(begins)) if reads else None,
         )
 
-    def news(self, now: float, number: int, receiver: str, node: str, seen: Sequence[int]) -> News | None:
+    def news(
+        self, now: float, number: int, receiver: str, node: str, seen: Sequence[int], is_patient: bool = False
+    ) -> News | None:
         """Buckets of a version that a receiver has not seen, `seen` of each part.
 
         All receivers hear of them in one order: where these take them all together, none waits for another.
+        One that is patient has no use for some of them, and takes no time for all: it hears of all at once,
+        unless a publisher waits for it.
         """
         version = self._read_by(now, number, receiver)
+        (version.patient.add if is_patient else version.patient.discard)(receiver)
         version.nodes.setdefault(node, receiver)
         self._note_taken(version, receiver, seen)
         fresh = [
@@ -79,9 +84,10 @@ class Record(Publications):
         total = len(version.buckets)
         fresh.sort(key=lambda announced: announced.place)
         done = version.state != "open" and sum(seen) + len(fresh) == total
-        if not fresh and not done:
+        if not done and (not fresh or version.waits(receiver)):
             return None
-        counts = done and total == 1 and self._is_safe(version)
+        takes_no_time = is_patient or (total == 1 and version.size_bytes <= SMALL_BYTES)
+        counts = done and takes_no_time and self._stays(version)
         if counts:
             had = [len(version.parts[index].buckets) for index in sorted(version.parts)]
             self._note_taken(version, receiver, had)
@@ -118,10 +124,9 @@ class Record(Publications):
             self._abort(version, f"receiver {receiver}: {reason}")
         self._decide(version)
 
-    def _is_safe(self, version: Version) -> bool:
-        """Whether all there is stays until each reader votes, and is soon there."""
-        stays = self.keep > 0 and version.ballots is not None and version.is_live
-        return stays and version.size_bytes <= SMALL_BYTES
+    def _stays(self, version: Version) -> bool:
+        """Whether all there is stays until each reader votes."""
+        return self.keep > 0 and version.ballots is not None and version.is_live
 
     def _read_by(self, now: float, number: int, receiver: str, *, begins: bool = True) -> Version:
         """The version that a receiver reads, whose lease begins anew; unless it `begins`, only if it has one.

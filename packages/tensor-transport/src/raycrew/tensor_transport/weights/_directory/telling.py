@@ -31,6 +31,8 @@ _LATER = 0
 """In place of the number of a version that is not begun yet."""
 _SAY_EACH_S = 0.01
 """Buckets that are put faster than that are announced together: a message takes longer than some of them."""
+_SHOW_EACH_S = 1.0
+"""The same where nobody wants to hear of them before the last one: only that their publisher lives."""
 
 
 class Teller(Protocol):
@@ -153,7 +155,7 @@ class DirectoryTeller:
         self._scope = release_scope(store, name)
         self._known = ""
         self._waiting: list[Announced] = []
-        self._said = 0.0
+        self._said, self._each_s = 0.0, _SAY_EACH_S
         self._unsaid: Begin | None = None
         self._route: tuple[str, float | None] = ("", None)
         self._sends_at_once = isinstance(store, BroadcastStore)
@@ -163,7 +165,7 @@ class DirectoryTeller:
         digest = "" if plan is None else plan.digest
         unknown = plan if digest != self._known else None
         begin = Begin(self._part, self._parts, self._name, self._scope, version, digest, unknown, names)
-        self._waiting, self._said = [], 0.0
+        self._waiting, self._said, self._each_s = [], 0.0, _SAY_EACH_S
         self._known = ""  # What the directory knows after a failure is not known here.
         self._unsaid = begin if plan is not None and self._fits_one_message(plan) else None
         if self._unsaid is not None:
@@ -185,7 +187,7 @@ class DirectoryTeller:
 
     def announce(self, version: int, announced: Announced, *, is_only: bool) -> None:
         self._waiting.append(announced)
-        is_soon = announced.entries is None and time.monotonic() < self._said + _SAY_EACH_S
+        is_soon = announced.entries is None and time.monotonic() < self._said + self._each_s
         if self._sends_at_once or not (is_only or is_soon):
             self._say(version)
 
@@ -226,7 +228,8 @@ class DirectoryTeller:
         """Announce what is not announced yet."""
         waiting, self._waiting = self._waiting, []
         if waiting:
-            self._directory.ask(Record.announce, version, self._name, *waiting)
+            is_awaited = self._directory.ask(Record.announce, version, self._name, *waiting)
+            self._each_s = _SAY_EACH_S if is_awaited else _SHOW_EACH_S
             self._said = time.monotonic()
 
     def _fits_one_message(self, plan: BucketPlan) -> bool:

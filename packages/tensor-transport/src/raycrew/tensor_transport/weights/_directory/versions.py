@@ -136,6 +136,8 @@ class Version:
         outdated: Those that were told so of what was given up under its number, and not of this one.
         route: The key of the route over which its recipients take it while it is put.
         announced: How many buckets were announced.
+        patient: Receivers that do nothing with a bucket before all of them are there.
+        is_hurried: Whether a publisher waited for receivers to have what was put.
     """
 
     number: int
@@ -155,6 +157,8 @@ class Version:
     is_called_for: bool = True
     route: str = ""
     announced: int = 0
+    patient: set[str] = field(default_factory=set)
+    is_hurried: bool = False
 
     def refuses(self, part: int) -> bool:
         """Whether who publishes a part was asked for this version, and was not told yet that it is over."""
@@ -185,6 +189,15 @@ class Version:
     def is_voter(self, receiver: str) -> bool:
         """Whether a receiver counts: all do, where it was made for nobody alone."""
         return self.ballots is None or receiver in self.ballots.receivers
+
+    def waits(self, receiver: str) -> bool:
+        """Whether a receiver is told nothing before all buckets are there."""
+        return receiver in self.patient and not self.is_hurried
+
+    @property
+    def is_awaited_whole(self) -> bool:
+        """Whether nobody reads it who wants to hear of a bucket before all are there."""
+        return self.ballots is not None and all(map(self.waits, self.ballots.receivers))
 
     @property
     def expected(self) -> int:
@@ -220,6 +233,7 @@ class Version:
     def forget(self, receiver: str) -> None:
         """A receiver is gone, or has what it wanted."""
         self.fetching.pop(receiver, None)
+        self.patient.discard(receiver)
         self.nodes = {node: r for node, r in self.nodes.items() if r != receiver}
 
     @property

@@ -112,7 +112,7 @@ class Applier:
                 self._member.feed(update, reads=False).heading(timeout_s)  # Unless it was given up.
                 heading, stream, watch = prepared.heading, prepared.fetched, prepared.watch
             else:
-                heading, stream, watch = self._begin(update, timeout_s)
+                heading, stream, watch = self._begin(update, timeout_s, whole=self._verify_first)
             if heading.is_vote and self._is_behind(heading):
                 self._catch_up(max(heading.bases or ()), deadline)
             waited_s = watch.total("wire")
@@ -133,7 +133,7 @@ class Applier:
         self._prepared = None
         heading: Heading | None = None
         try:
-            heading, stream, watch = self._begin(version, timeout_s)
+            heading, stream, watch = self._begin(version, timeout_s, whole=True)
             if not (heading.is_vote and self._is_behind(heading)):  # It catches up when it may be loaded.
                 self._check(heading)
             self._prepared = _Prepared(heading, list(stream), watch)
@@ -155,7 +155,7 @@ class Applier:
             abandon(self._store)
 
     def _begin(
-        self, update: WeightUpdate | int, timeout_s: float | None
+        self, update: WeightUpdate | int, timeout_s: float | None, *, whole: bool
     ) -> tuple[Heading, Stream, Stopwatch]:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         watch = Stopwatch()
@@ -166,7 +166,8 @@ class Applier:
             raise UpdateAbortedError(f"version {update} was not begun in time: {error}") from error
         if heading.is_vote and heading.bases is not None and not self.held.is_whole:
             self._catch_up(max(heading.bases, default=None), deadline)
-        return heading, Stream(feed, heading.version, self._fetcher, watch, deadline), watch
+        stream = Stream(feed, heading.version, self._fetcher, watch, deadline, whole=whole)
+        return heading, stream, watch
 
     def _is_behind(self, heading: Heading) -> bool:
         """Whether whole weights are of a version before those that a partial one can be added to."""

@@ -49,7 +49,7 @@ class UpdateFeed:
         """All of it is."""
         return True
 
-    def next(self, timeout_s: float | None) -> Parcel | None:  # noqa: ARG002
+    def next(self, timeout_s: float | None, *, is_patient: bool = False) -> Parcel | None:  # noqa: ARG002
         """The next bucket."""
         index, count = self._index, len(self._update.buckets)
         if index == count:
@@ -160,8 +160,8 @@ class DirectoryFeed:
         """Whether the next bucket of a complete version is: of others, what is had is said, and answered."""
         return self._done and bool(self._waiting)
 
-    def next(self, timeout_s: float | None) -> Parcel | None:
-        """The next bucket of any part, as soon as it was put."""
+    def next(self, timeout_s: float | None, *, is_patient: bool = False) -> Parcel | None:
+        """The next bucket of any part, as soon as it was put, or all were."""
         took = (self._version, self._receiver, tuple(self._handed))
         if self._stopped.is_set():  # Whoever asks counts as one that reads.
             return None
@@ -171,7 +171,7 @@ class DirectoryFeed:
             if not self._counts:
                 self._directory.tell(Record.took, *took)
         else:
-            asked = (self._version, self._receiver, self._node, tuple(self._seen))
+            asked = (self._version, self._receiver, self._node, tuple(self._seen), is_patient)
             until = Until(timeout_s, self._stopped)
             self._hear(self._directory.wait(Record.news, until, *asked))
         if not self._waiting:
@@ -190,7 +190,7 @@ class DirectoryFeed:
 
         It is not said of each bucket: those in shared memory are had faster than a directory answers.
         """
-        if not any(self._handed) or (now := time.monotonic()) < self._said + _SAY_EACH_S:
+        if self._counts or not any(self._handed) or (now := time.monotonic()) < self._said + _SAY_EACH_S:
             return
         self._said = now
         if self._done:

@@ -71,8 +71,8 @@ class Feed(Protocol):
         """Whether `next` is known to wait for nothing."""
         ...
 
-    def next(self, timeout_s: float | None) -> Parcel | None:
-        """The next bucket, None after the last one."""
+    def next(self, timeout_s: float | None, *, is_patient: bool = False) -> Parcel | None:
+        """The next bucket, None after the last one; who is patient has no use for it before all are there."""
         ...
 
     def check(self) -> None:
@@ -125,15 +125,18 @@ class Fetcher:
         borrow: Hand out the store's own memory.
         verify: Compare checksums.
 
-    Attributes:
-        takes_no_time: A bucket is neither copied nor looked at: no thread is worth it.
     """
 
     def __init__(self, store: ByteStore, *, borrow: bool, verify: bool) -> None:
         self._store = store
         self._borrow = borrow
-        self._verify = verify
-        self.takes_no_time = borrow and not verify and bool(getattr(store, "shares_memory", False))
+        self._verify = self._sums = verify
+        self._maps = borrow and bool(getattr(store, "shares_memory", False))
+
+    @property
+    def takes_no_time(self) -> bool:
+        """Whether a bucket like the last one is neither copied nor looked at: no thread is worth it."""
+        return self._maps and not self._sums
 
     def fetch(self, version: int, parcel: Parcel, timeout_s: float | None) -> Fetched:
         """One bucket, verified.
@@ -158,17 +161,26 @@ class Fetcher:
         found = Fetched(parcel, data if keeps else private_copy(data))
         if self._verify or data.numel() != parcel.bucket.size_bytes:
             found.verify(version)
+        self._sums = self._verify and parcel.bucket.checksum is not None
         settle(data.device)
         return found
 
 
 class Stream:
-    """One pass over a version's buckets."""
+    """One pass over a version's buckets; `whole` if none is used before all are there."""
 
     def __init__(
-        self, feed: Feed, version: int, fetcher: Fetcher, watch: Stopwatch, deadline: float | None
+        self,
+        feed: Feed,
+        version: int,
+        fetcher: Fetcher,
+        watch: Stopwatch,
+        deadline: float | None,
+        *,
+        whole: bool = False,
     ) -> None:
         self.size_bytes = 0
+        self._whole = whole
         self._feed, self._version, self._fetcher = feed, version, fetcher
         self._watch = watch
         self._deadline = deadline
@@ -203,7 +215,8 @@ class Stream:
 
     def _next(self) -> Fetched | None:
         try:
-            parcel = self._feed.next(self._left())
+            is_patient = self._whole and self._fetcher.takes_no_time
+            parcel = self._feed.next(self._left(), is_patient=is_patient)
         except TransportTimeoutError as error:
             raise BucketFetchError(f"update {self._version}: its publisher lags: {error}") from error
         if parcel is None:

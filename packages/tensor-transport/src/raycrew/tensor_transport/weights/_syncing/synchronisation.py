@@ -132,8 +132,9 @@ class Synchronisation:
             raise ValueError("there is no directory")
         version, told = self._reserve(directory)
         self._session.on_failure = self.give_up
-        publishing: Future[list[object]] = Future()
-        threading.Thread(target=self._publish_into, args=(publishing,), daemon=True).start()
+        publishing: Future[WeightUpdate] = Future()
+        confirming: Future[None] = Future()
+        threading.Thread(target=self._publish_into, args=(publishing, confirming), daemon=True).start()
         try:
             if self.prepare:
                 self._session.call("prepare", self.prepare, told)
@@ -142,7 +143,7 @@ class Synchronisation:
             if not (self._session.failures or (publishing.done() and publishing.exception())):
                 with self._watch.measure("pause"):
                     found = self._paused(told)
-            cause = publishing.exception()
+            cause = publishing.exception() or confirming.exception()
         except BaseException as error:
             self.give_up(f"the driver raised {error!r}")
             raise
@@ -150,7 +151,7 @@ class Synchronisation:
             self._session.drop(self.apply, told)
         self._session.raise_first(version, cause if isinstance(cause, Exception) else None)
         receipts = checked_receipts(found, version, self.apply)
-        return _joined(publishing.result(), self.publish), receipts
+        return publishing.result(), receipts
 
     def _reserve(self, directory: WeightDirectory) -> tuple[int, Argument]:
         """The number of this version, and as each rank is told it; unless it was given up before."""
@@ -192,24 +193,28 @@ class Synchronisation:
             return {}
         return session.call("apply", self.apply, update, changes_weights=True)
 
-    def _publish_into(self, publishing: "Future[list[object]]") -> None:
+    def _publish_into(self, publishing: "Future[WeightUpdate]", confirming: "Future[None]") -> None:
         """In a thread of its own, which this update waits for."""
         with contextlib.nullcontext() if self._my_turn is None else self._my_turn.shared():
-            self._publish(publishing)
+            self._publish(publishing, confirming)
 
-    def _publish(self, publishing: "Future[list[object]]") -> None:
+    def _publish(self, publishing: "Future[WeightUpdate]", confirming: "Future[None]") -> None:
+        """Generators load while the directory is told that what was published is what was asked for."""
         try:
             called = everyone(self.trainer).call(self.publish)
-            results = answered(called, self.timeout_s, self._give_up_published)
-            self._confirm(_joined(results, self.publish))
+            update = _joined(answered(called, self.timeout_s, self._give_up_published), self.publish)
+            self._check_number(update)
             self._tell("publish", 1, 1)
+            publishing.set_result(update)
+            self._confirm(update)
+            confirming.set_result(None)
         except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits for it
             self._give_up_published(error)
             if not isinstance(error, TimeoutError):  # Ranks that are late publish yet.
                 self._dismiss()
-            publishing.set_exception(error)
-        else:
-            publishing.set_result(results)
+            for outcome in (publishing, confirming):
+                if not outcome.done():
+                    outcome.set_exception(error)
 
     def _give_up_published(self, error: BaseException) -> None:
         self.give_up(f"{self.publish}() failed: {error!r}")
@@ -220,17 +225,19 @@ class Synchronisation:
             with contextlib.suppress(DirectoryLostError):
                 self.directory.ask(Record.dismiss, self._version)
 
-    def _confirm(self, update: WeightUpdate) -> None:
-        """Tell the directory that the version is what the trainer published: it does not count before."""
-        version, directory = self._version, self.directory
+    def _check_number(self, update: WeightUpdate) -> None:
+        version = self._version
         if update.version != version:
             raise WeightUpdateError(
                 f"{self.publish}() published version {update.version}: something else was published as "
                 f"version {version}, which no generator keeps; let nobody else publish meanwhile",
                 version=update.version,
             )
-        if directory is not None:
-            directory.ask(Record.confirm, version, self._key, update.publisher)
+
+    def _confirm(self, update: WeightUpdate) -> None:
+        """Tell the directory that the version is what the trainer published: it does not count before."""
+        if self.directory is not None:
+            self.directory.ask(Record.confirm, update.version, self._key, update.publisher)
 
     def _tell(self, phase: str, done: int, total: int) -> None:
         if self.progress is not None:
