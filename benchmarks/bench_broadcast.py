@@ -79,6 +79,7 @@ def trainer(pipe: Any, address: str, rank: int, steps: int) -> None:
     """Trains with each kind of gradients; tells seconds, bytes and the loss."""
     import torch.distributed as dist
 
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # where there are some: PowerSGD of torch waits for them
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
     for name, settings in KINDS.items():

@@ -1,5 +1,6 @@
 """All checks that need a GPU, in one go: `python benchmarks/gpu_checks.py [--output FOLDER] [--list]`.
 
+What measures runs alone, and the rest before it, some at once.
 For a machine with devices that may have no package index: it runs in the Python that starts it, where the
 packages, pytest and torch are installed. Each check has a log; `checks.json` says what ran, how it ended, on
 which machine and with which versions, and what did not run for want of what.
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -43,6 +45,7 @@ class Check:
         needs: Modules that have to be installed, or programs that have to be found.
         path: Folders for `PYTHONPATH`.
         ends: Exit statuses of a success.
+        alone: Whether nothing else may run meanwhile.
     """
 
     name: str
@@ -51,6 +54,7 @@ class Check:
     needs: Sequence[str] = ()
     path: Sequence[Path] = ()
     ends: Collection[int] = (0,)
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ def checks(output: Path) -> list[Check]:
         *tests,
         _tests("tests-together", together, "--ignore", str(together / "on_vllm")),
         _tests("tests-vllm", together / "on_vllm", needs=["vllm"]),
-        Check("bench", [str(ROOT / "benchmarks/harness.py"), "gpu", "--output", str(output)]),
+        Check("bench", [str(ROOT / "benchmarks/harness.py"), "gpu", "--output", str(output)], alone=True),
         Check(
             "grpo-plain",
             [*program, str(output / "grpo-plain"), "--gpus", "1", *plain],
@@ -140,16 +144,22 @@ def device_names() -> list[str]:
     return [torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count())]
 
 
-def run_all(chosen: Sequence[Check], devices: Sequence[str], folder: Path) -> list[Ended]:
+def run_all(chosen: Sequence[Check], devices: Sequence[str], folder: Path, at_once: int = 1) -> list[Ended]:
     """What became of each check, which is written down after each of them."""
     folder.mkdir(parents=True, exist_ok=True)
+    about = {"machine": machine(), "devices": list(devices), "versions": versions()}
     ended: list[Ended] = []
-    for check in chosen:
+
+    def end(check: Check) -> Ended:
         lack = missing(check, len(devices))
-        ended.append(Ended(check.name, "not run", last=lack) if lack else run(check, folder))
-        about = {"machine": machine(), "devices": list(devices), "versions": versions()}
-        content = {**about, "checks": [asdict(one) for one in ended]}
-        (folder / "checks.json").write_text(json.dumps(content, indent=2) + "\n")
+        return Ended(check.name, "not run", last=lack) if lack else run(check, folder)
+
+    with ThreadPoolExecutor(at_once) as pool:
+        for alone in (False, True):
+            for one in pool.map(end, [check for check in chosen if check.alone == alone]):
+                ended.append(one)
+                content = {**about, "checks": [asdict(each) for each in ended]}
+                (folder / "checks.json").write_text(json.dumps(content, indent=2) + "\n")
     return ended
 
 
@@ -165,6 +175,7 @@ def main() -> int:
     """Run what this machine can; 1 if anything failed, or nothing could be run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--output", type=Path, default=RESULTS / "gpu", help="folder of logs and figures")
+    parser.add_argument("--at-once", type=int, default=1, help="how many checks run at the same time")
     parser.add_argument("--list", action="store_true", help="say what would run, and what it lacks here")
     options, console = parser.parse_args(), Console()
     chosen, devices = checks(options.output), device_names()
@@ -172,7 +183,7 @@ def main() -> int:
         for check in chosen:
             console.print(f"{check.name}: {missing(check, len(devices)) or 'would run'}", soft_wrap=True)
         return 0
-    ended = run_all(chosen, devices, options.output)
+    ended = run_all(chosen, devices, options.output, options.at_once)
     show(ended, console)
     outcomes = {one.outcome for one in ended}
     return int(bool(outcomes & {"failed", "late"}) or outcomes == {"not run"})

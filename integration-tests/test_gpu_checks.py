@@ -16,14 +16,16 @@ from gpu_checks import NOTHING_TO_RUN, Check, checks, missing, run, run_all  # n
 
 def test_each_outcome_is_told_with_its_log_and_the_machine(tmp_path):
     chosen = [
+        Check("last", ["-c", f"print(open(r'{tmp_path / 'good.log'}').read())"], alone=True),
         Check("good", ["-c", "print('well')"]),
         Check("empty", ["-c", f"raise SystemExit({NOTHING_TO_RUN})"], ends=(0, NOTHING_TO_RUN)),
         Check("bad", ["-c", "raise ValueError('broken')"]),
         Check("large", ["-c", ""], devices=2),
         Check("strange", ["-c", ""], needs=["no_such_module_or_program"]),
     ]
-    ended = run_all(chosen, ["a made-up device"], tmp_path)
-    assert [one.outcome for one in ended] == ["passed", "passed", "failed", "not run", "not run"]
+    ended = run_all(chosen, ["a made-up device"], tmp_path, at_once=3)
+    assert [one.name for one in ended] == ["good", "empty", "bad", "large", "strange", "last"]
+    assert [one.outcome for one in ended] == ["passed", "passed", "failed", "not run", "not run", "passed"]
     written = json.loads((tmp_path / "checks.json").read_text())
     assert written["devices"] == ["a made-up device"]
     assert written["versions"].keys() >= {"python", "ray", "torch"}

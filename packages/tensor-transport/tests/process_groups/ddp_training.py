@@ -1,6 +1,7 @@
 """A small data-parallel training over gloo: what it sent, how long it took, where its loss went."""
 
 import multiprocessing
+import os
 import socket
 import struct
 import time
@@ -90,6 +91,7 @@ def average_apart(settings, rank):
 def _serve(connection, address, rank, variants, work, options):
     import torch.distributed as dist
 
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # where there are some: PowerSGD of torch waits for them
     torch.set_num_threads(1)
     backend = CommunicationSettings(backend="gloo").resolve_backend()
     dist.init_process_group(backend, init_method=address, rank=rank, world_size=2)

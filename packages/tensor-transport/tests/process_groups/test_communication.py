@@ -4,13 +4,14 @@ import dataclasses
 import math
 import queue
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 from ddp_training import average_apart, differ, set_again, train_alone, train_in_two_processes
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
-from raycrew.tensor_transport.errors import NoTransportError
+from raycrew.tensor_transport.errors import NoTransportError, TransportError
 from raycrew.tensor_transport.process_groups import communication
 from raycrew.tensor_transport.process_groups.communication import (
     CommunicationSettings,
@@ -165,6 +166,13 @@ def test_a_bucket_by_power_sgd_sets_out_when_the_one_before_has_arrived(monkeypa
     assert set_out.get(timeout=60) == 1
     thread.join(60)
     assert not thread.is_alive()
+
+
+def test_powersgd_on_the_cpu_of_a_process_that_sees_a_gpu_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    communication._check_device(SimpleNamespace(device_type="cuda"))
+    with pytest.raises(TransportError, match="CUDA_VISIBLE_DEVICES=''"):
+        communication._check_device(SimpleNamespace(device_type="cpu"))
 
 
 def test_compressed_gradients_send_fewer_bytes_and_train_as_well():

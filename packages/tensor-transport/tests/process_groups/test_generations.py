@@ -179,7 +179,7 @@ def test_a_closed_group_says_so(crew):
 
 
 def test_a_closed_host_opens_nothing_and_tells_its_members():
-    host = GroupHost("g", ["only"])
+    host = GroupHost("g", ["only"], backend="gloo")
     with join_group(host.open()[0]) as group:
         host.close()
         host.close()
@@ -190,7 +190,7 @@ def test_a_closed_host_opens_nothing_and_tells_its_members():
 
 
 def test_a_group_of_one_sends_to_nobody():
-    with GroupHost("g", ["only"]) as host, join_group(host.open()[0]) as group:
+    with GroupHost("g", ["only"], backend="gloo") as host, join_group(host.open()[0]) as group:
         group.send([torch.ones(3)], timeout_s=30).wait()
         assert (group.rank, group.world_size, group.generation, group.name) == (0, 1, 1, "gloo")
         assert "every member can use it" in group.explain()

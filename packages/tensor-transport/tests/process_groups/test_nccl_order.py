@@ -199,6 +199,9 @@ def test_a_device_that_stands_still_holds_up_nobody_and_frees_nothing(monkeypatc
 def test_the_device_is_that_of_the_thread_that_joins(monkeypatch):
     """Each thread has a current device of its own, and the group is made in another one."""
     chosen, here = [], threading.current_thread()
+    monkeypatch.setattr(
+        torch.cuda, "is_available", lambda: False
+    )  # What it says of itself is not asked here.
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3 if threading.current_thread() is here else 0)
     monkeypatch.setattr(_join, "choose_backend", lambda *_: SimpleNamespace(name="nccl"))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from raycrew.cluster_core.memory import read_node_memory
 from raycrew.cluster_core.testing._fake import FakeCluster, check_cluster
 from raycrew.cluster_core.testing._nodes import clean_up, connected, simulated_nodes
 
@@ -25,14 +26,14 @@ __all__ = [
     "simulated_nodes",
 ]
 
-LOCAL_NODE: Mapping[str, Any] = {"num_cpus": 8, "num_gpus": None}  # as many GPUs as there are
+LOCAL_NODE: Mapping[str, Any] = {"num_cpus": 8}
 SEVERAL_NODES: Sequence[Mapping[str, Any]] = [{"num_cpus": 8, "num_gpus": 4}] * 3
 
 
 @pytest.fixture(scope="session")
 def local_ray_session() -> Iterator[str]:
     """Address of a Ray cluster of one node of eight CPUs and the GPUs that there are, one per session."""
-    with simulated_nodes([LOCAL_NODE]) as cluster:
+    with simulated_nodes([{**LOCAL_NODE, "num_gpus": len(read_node_memory().devices)}]) as cluster:
         yield cluster.address
 
 

@@ -155,11 +155,14 @@ def apply_communication(
     Raises:
         TypeError: It is not a `DistributedDataParallel`.
         GroupMismatchError: Ranks compress differently; nothing was set.
-        TransportError: It has a communication hook already.
+        TransportError: It has a communication hook already; or PowerSGD was asked for a model on the CPU of a
+            process that sees a GPU, which torch's own can't.
     """
     if not isinstance(model, DistributedDataParallel):
         raise TypeError(f"communication is set for a DistributedDataParallel, not a {type(model).__name__}")
     group = model.process_group if process_group is None else process_group
+    if isinstance(settings.gradient_compression, PowerSGD):
+        _check_device(model)
     _check_alike(settings.gradient_compression, group)
     state, hook = _hook(settings.gradient_compression, group)
     is_default = (
@@ -173,6 +176,15 @@ def apply_communication(
         message = f"the model's communication can't be set: {error}; set it once, before the first step"
         raise TransportError(message) from error
     return model
+
+
+def _check_device(model: DistributedDataParallel) -> None:
+    """Wherever there is a GPU, torch's PowerSGD waits for the model's device as for one, and fails."""
+    if model.device_type == "cpu" and torch.cuda.is_available():
+        raise TransportError(
+            "torch's PowerSGD can't compress gradients on the CPU in a process that sees a GPU: start it "
+            "with CUDA_VISIBLE_DEVICES='', or take another gradient_compression"
+        )
 
 
 def _check_alike(compression: Compression | None, group: Any) -> None:

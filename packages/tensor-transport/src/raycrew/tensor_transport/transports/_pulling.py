@@ -32,6 +32,7 @@ from raycrew.tensor_transport.transports._interface import (
     Capabilities,
     Guard,
     Offer,
+    Owner,
     Region,
     Transfer,
     bytes_of,
@@ -267,6 +268,6 @@ def check_here(offer: Offer) -> None:
         raise lost(offer, f"{offer.transport} does not reach other machines; choose_transport() does")
 
 
-def is_alive(offer: Offer) -> bool:
+def is_alive(owner: Owner) -> bool:
     """Whether the process that made an offer, on this machine and in this container, lives."""
-    return start_of(offer.owner.pid) == offer.owner.started
+    return start_of(owner.pid) == owner.started

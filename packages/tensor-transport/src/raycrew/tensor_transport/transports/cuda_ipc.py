@@ -4,9 +4,9 @@ import contextlib
 import secrets
 import threading
 import weakref
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections import defaultdict, deque
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -18,6 +18,7 @@ from raycrew.tensor_transport.transports._interface import (
     Capabilities,
     Guard,
     Offer,
+    Owner,
     Region,
     Transfer,
     bytes_of,
@@ -53,12 +54,18 @@ class _Key(NamedTuple):
     mark: int
 
 
+_Place: TypeAlias = tuple[Owner, bytes, int]
+"""Marks of an owner, by their handle, as they are mapped on a device."""
+
+
 class CudaIpcTransport(Puller):
     """Offers lend device memory, which readers on the machine open and copy without any help of the owner.
 
     A mark in device memory stands for each offer until it is withdrawn, and is read before and after the
-    bytes, as is the time at which the owner was started. What is not on a device is copied to one when it is
-    offered. `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` makes memory that can't be shared this way.
+    bytes, as is the time at which the owner was started. A reader maps the marks of an owner once, and the
+    bytes while it copies them, so that they can be freed afterwards. What is not on a device is copied to one
+    when it is offered. `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` makes memory that can't be shared
+    this way.
     """
 
     name = "cuda_ipc"
@@ -68,7 +75,9 @@ class CudaIpcTransport(Puller):
         self._free: dict[torch.device, list[int]] = defaultdict(lambda: list(range(_MARKS)))
         self._held: dict[int, tuple[torch.Tensor, int]] = {}
         self._marking = threading.Lock()
-        self._ended = weakref.finalize(self, _take_away, self._marks)
+        self._seen: dict[_Place, cuda_driver.Mapping] = {}
+        self._seeing = threading.Lock()
+        self._ended = weakref.finalize(self, _take_away, self._marks, self._seen)
         super().__init__()
         _alive.add(self)
 
@@ -153,7 +162,7 @@ class CudaIpcTransport(Puller):
                     _fill(job, source, guard)
                 self._check(offer, device)
             except TransportError as error:
-                if not is_alive(offer):
+                if not is_alive(offer.owner):
                     raise lost(offer, "its owner is dead") from error
                 raise
 
@@ -163,31 +172,45 @@ class CudaIpcTransport(Puller):
             return held
         if not key.size_bytes:
             return torch.empty(0, dtype=torch.uint8, device=f"cuda:{device}")
-        return stack.enter_context(cuda_driver.opened(key.handle, key.offset, key.size_bytes, device))
+        mapping = stack.enter_context(contextlib.closing(cuda_driver.Mapping(key.handle, device)))
+        return mapping.bytes_at(key.offset, key.size_bytes)
 
     def _check(self, offer: Offer, device: int) -> None:
         """Raise unless the offer stands, and its owner is who made it."""
         check_here(offer)
         key: _Key = offer.key
-        if not is_alive(offer):
+        if not is_alive(offer.owner):
             raise lost(offer, "its owner is dead")
         if offer.owner == this_process():
             mark = key.mark if _lent_here(key.mark) is not None else 0
         else:
-            with cuda_driver.opened(key.marks_handle, key.marks_offset, 8, device) as raw:
-                mark = int.from_bytes(bytes(raw.cpu().tolist()), "little")
+            mark = self._mark_there(offer, device)
+            if mark != key.mark:  # Or the memory that is mapped is one of before.
+                mark = self._mark_there(offer, device, anew=True)
         if mark != key.mark or offer.size_bytes != key.size_bytes:
             raise gone(offer, "it was withdrawn, or its memory is used otherwise")
 
+    def _mark_there(self, offer: Offer, device: int, *, anew: bool = False) -> int:
+        """What stands where another process has marked an offer."""
+        key: _Key = offer.key
+        place = (offer.owner, key.marks_handle, device)
+        with self._seeing:
+            if anew or place not in self._seen:
+                _unmap(self._seen, [each for each in self._seen if each == place or not is_alive(each[0])])
+                self._seen[place] = cuda_driver.Mapping(key.marks_handle, device)
+            raw = self._seen[place].bytes_at(key.marks_offset, 8)
+            return int.from_bytes(bytes(raw.cpu().tolist()), "little")
+
     def _release(self) -> None:
-        with self._marking:
+        with self._marking, self._seeing:
             self._ended()
             self._held.clear()
             self._marks.clear()
 
     def _forget(self) -> None:
         """A forked child can't use the parent's devices: what it pulls or offers is refused by CUDA."""
-        self._marking = threading.Lock()
+        self._marking, self._seeing = threading.Lock(), threading.Lock()
+        self._seen = {}
         self._ended.detach()
 
     def _lent(self, mark: int) -> torch.Tensor | None:
@@ -202,22 +225,35 @@ def _lent_here(mark: int) -> torch.Tensor | None:
     return next((raw for raw in found if raw is not None), None)
 
 
-def _take_away(marks: Mapping[torch.device, torch.Tensor]) -> None:
+def _unmap(seen: dict[_Place, cuda_driver.Mapping], places: Collection[_Place]) -> None:
+    for place in places:
+        seen.pop(place).close()
+
+
+def _take_away(marks: Mapping[torch.device, torch.Tensor], seen: dict[_Place, cuda_driver.Mapping]) -> None:
     """Memory that is given back keeps its last words until somebody uses it."""
+    _unmap(seen, tuple(seen))
     for device, each in marks.items():
         each.zero_()
         torch.cuda.current_stream(device).synchronize()
 
 
 def _fill(job: Job, source: torch.Tensor, guard: Guard) -> None:
-    """Copy block by block; the stream is waited for after each, so that nothing is written after the end."""
+    """Copy block by block, with two under way at most; nothing is written after the end."""
     target: torch.Tensor = job.target  # type: ignore[assignment]
     start, size = job.region.offset, job.region.size_bytes
-    for begin in range(0, size, _BLOCK):
-        guard.check()
-        part = target[begin : begin + _BLOCK]
-        part.copy_(source[start + begin : start + begin + len(part)], non_blocking=True)
-        torch.cuda.current_stream(source.device).synchronize()
+    stream = torch.cuda.current_stream(source.device)
+    under_way: deque[Any] = deque()
+    try:
+        for begin in range(0, size, _BLOCK):
+            guard.check()
+            part = target[begin : begin + _BLOCK]
+            part.copy_(source[start + begin : start + begin + len(part)], non_blocking=True)
+            under_way.append(stream.record_event())
+            if len(under_way) > 1:
+                under_way.popleft().synchronize()
+    finally:
+        stream.synchronize()
     if job.region.is_whole and job.offer.fold is not None and fold_in_sections(target) != job.offer.fold:
         raise damaged(job.offer)
 

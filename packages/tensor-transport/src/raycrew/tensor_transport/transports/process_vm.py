@@ -161,7 +161,7 @@ def _check_near(offer: Offer) -> None:
 
 
 def _check_alive(offer: Offer) -> None:
-    if not is_alive(offer):
+    if not is_alive(offer.owner):
         raise lost(offer, "its owner is dead")
 
 

@@ -148,7 +148,11 @@ def _path(offer: Offer) -> Path:
 
 
 def _missing(offer: Offer) -> ShardError:
-    return gone(offer, "its memory was given back") if is_alive(offer) else lost(offer, "its owner is dead")
+    return (
+        gone(offer, "its memory was given back")
+        if is_alive(offer.owner)
+        else lost(offer, "its owner is dead")
+    )
 
 
 def _run(arena: ArenaReader, offer: Offer) -> Run:

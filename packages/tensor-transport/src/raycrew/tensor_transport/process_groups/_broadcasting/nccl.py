@@ -18,7 +18,12 @@ from raycrew.tensor_transport.process_groups._process import Gate
 log = logging.getLogger(__name__)
 
 _DEADLINE_S = 7 * 24 * 3600.0
-_ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
+_ENVIRONMENT = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+}
 _END_S = 5.0
 _POLL_S = 0.0005
 _environment_lock = threading.Lock()
@@ -34,8 +39,9 @@ class NcclFabric:
     Whether a broadcast is done the device says, by an event behind it: torch's own word for it is also given
     for one that failed, and is no longer of use in Python.
 
-    torch's watchdog ends the whole process when a collective fails or takes too long, unless told otherwise
-    while the group is made: deadlines and failures are this package's.
+    torch's watchdog ends the whole process when a collective fails or takes too long, and before that holds
+    up for a minute whoever gives the group up, unless told otherwise while the group is made: deadlines and
+    failures are this package's.
 
     Args:
         store: Where the members meet.

@@ -1,6 +1,7 @@
 """Whom a publisher tells what it does: nobody, or a directory of versions."""
 
 import contextlib
+import math
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
@@ -155,7 +156,7 @@ class DirectoryTeller:
         self._scope = release_scope(store, name)
         self._known = ""
         self._waiting: list[Announced] = []
-        self._said, self._each_s = 0.0, _SAY_EACH_S
+        self._said, self._each_s = -math.inf, _SAY_EACH_S
         self._unsaid: Begin | None = None
         self._route: tuple[str, float | None] = ("", None)
         self._sends_at_once = isinstance(store, BroadcastStore)
@@ -165,7 +166,7 @@ class DirectoryTeller:
         digest = "" if plan is None else plan.digest
         unknown = plan if digest != self._known else None
         begin = Begin(self._part, self._parts, self._name, self._scope, version, digest, unknown, names)
-        self._waiting, self._said, self._each_s = [], 0.0, _SAY_EACH_S
+        self._waiting, self._said, self._each_s = [], -math.inf, _SAY_EACH_S
         self._known = ""  # What the directory knows after a failure is not known here.
         self._unsaid = begin if plan is not None and self._fits_one_message(plan) else None
         if self._unsaid is not None:
