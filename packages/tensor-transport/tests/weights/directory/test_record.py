@@ -12,7 +12,7 @@ from raycrew.tensor_transport.errors import (
 from raycrew.tensor_transport.weights._directory.lineage import Lineage
 from raycrew.tensor_transport.weights._directory.record import Record
 from raycrew.tensor_transport.weights._directory.relay import choose_fanout, relay_parent
-from raycrew.tensor_transport.weights._directory.versions import Finish
+from raycrew.tensor_transport.weights._directory.versions import Begin, Begun, Finish
 from raycrew.tensor_transport.weights._receiving.feeds import PlanMemory
 from raycrew.tensor_transport.weights._update.manifest import BucketPlan, TensorEntry
 
@@ -98,11 +98,18 @@ def test_the_last_versions_are_kept_and_the_others_freed_once():
 
 def test_a_route_is_told_with_the_time_that_is_left():
     record = Record()
-    first = record.reserve(10, ["1"], 5, route="cable")
-    assert record.route(12, first) == ("cable", 3)
-    assert record.route(20, first) == ("cable", 0)
-    assert record.route(20, record.reserve(20, ["1"], None)) == ("", None)
-    assert record.route(20, 99) == ("", None)
+    author = Author(record)
+
+    def begun(now):
+        return record.start(now, Begin(0, 1, author.name, "node", None, "", None, None))
+
+    first = record.reserve(10, ["1"], 5, "key", route="cable")
+    assert begun(12) == Begun(first, "cable", 3, True, ())
+    assert record.abort(12, first, "given up")
+    number = record.reserve(20, ["1"], None)
+    assert begun(20) == Begun(number, "", None, False, ())
+    assert record.abort(20, number, "given up")
+    assert begun(20) == Begun(number + 1, "", None, False, ())
 
 
 def test_what_nobody_has_to_confirm_is_left_as_it_is():

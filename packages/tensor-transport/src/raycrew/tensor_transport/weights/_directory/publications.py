@@ -7,7 +7,7 @@ from typing import Any
 from raycrew.tensor_transport.errors import WeightUpdateError
 from raycrew.tensor_transport.weights._directory.ballots import Ballots
 from raycrew.tensor_transport.weights._directory.shelf import Shelf
-from raycrew.tensor_transport.weights._directory.versions import Announced, Begin, Finish, Part
+from raycrew.tensor_transport.weights._directory.versions import Announced, Begin, Begun, Finish, Part
 from raycrew.tensor_transport.weights._update import WeightUpdate, joined_name
 
 
@@ -93,21 +93,14 @@ class Publications(Shelf):
             version.bases = self._lineage.bases(version.names)
         return version.number
 
-    def route(self, now: float, number: int) -> tuple[str, float | None]:
-        """Over which route the recipients of a version take it while it is put; "" where they do not.
-
-        And within how many seconds it has to be decided; None where it has no deadline.
-        """
-        self._tidy(now)
-        version = self.versions.get(number)
-        if version is None:
-            return "", None
-        return version.route, None if version.deadline is None else max(0.0, version.deadline - now)
-
-    def start(self, now: float, begin: Begin) -> tuple[int, str, float | None, list[Any]] | None:
-        """As `begin`; which version it is, what `route` says of it, and what `collect` does."""
+    def start(self, now: float, begin: Begin) -> Begun | None:
+        """As `begin`; what is known of the version, and what `collect` does."""
         number = self.begin(now, begin)
-        return None if number is None else (number, *self.route(now, number), self.collect(now, begin.scope))
+        if number is None:
+            return None
+        version, freed = self.versions[number], tuple(self.collect(now, begin.scope))
+        left_s = None if version.deadline is None else max(0.0, version.deadline - now)
+        return Begun(number, version.route, left_s, version.is_unconfirmed, freed)
 
     def credit(self, now: float, number: int, part: int, size_bytes: int, window_bytes: int) -> bool | None:
         """Whether so many bytes more may be put: what is ahead of the slowest voter has to fit the window."""

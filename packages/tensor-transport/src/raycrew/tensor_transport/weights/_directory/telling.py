@@ -44,6 +44,11 @@ class Teller(Protocol):
         """Whether buckets are of use before the last one is put."""
         ...
 
+    @property
+    def counts_later(self) -> bool:
+        """Whether a version that is finished can still be aborted until `publish` returns."""
+        ...
+
     def begin(self, version: int | None, plan: BucketPlan | None, names: frozenset[str] | None) -> int:
         """A version begins; its number."""
         ...
@@ -81,7 +86,7 @@ class Teller(Protocol):
 class LoneTeller:
     """Tells nobody."""
 
-    streams = False
+    streams = counts_later = False
 
     def __init__(self, name: str, part: int, parts: int) -> None:
         self._name, self._part, self._parts = name, part, parts
@@ -139,7 +144,7 @@ class LoneTeller:
 class DirectoryTeller:
     """Tells a directory, which numbers versions and says when there is room for more bytes."""
 
-    streams = True
+    streams, counts_later = True, False
 
     def __init__(
         self,
@@ -167,14 +172,16 @@ class DirectoryTeller:
         unknown = plan if digest != self._known else None
         begin = Begin(self._part, self._parts, self._name, self._scope, version, digest, unknown, names)
         self._waiting, self._said, self._each_s = [], -math.inf, _SAY_EACH_S
+        self.counts_later = False
         self._known = ""  # What the directory knows after a failure is not known here.
         self._unsaid = begin if plan is not None and self._fits_one_message(plan) else None
         if self._unsaid is not None:
             return _LATER
-        number, key, left_s, freed = self._directory.wait(Record.start, self._timeout_s, begin)
-        self._known, self._route = digest, (key, left_s)
-        _give_back(self._store, freed)
-        return number
+        begun = self._directory.wait(Record.start, self._timeout_s, begin)
+        self._known, self._route = digest, (begun.route, begun.left_s)
+        self.counts_later = begun.is_unconfirmed
+        _give_back(self._store, begun.freed)
+        return begun.number
 
     def route(self, version: int) -> tuple[str, float | None]:  # noqa: ARG002
         return self._route

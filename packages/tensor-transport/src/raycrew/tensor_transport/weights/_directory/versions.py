@@ -1,7 +1,7 @@
 """What publishers and receivers say to a directory of versions, and what it knows of each version."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from raycrew.tensor_transport._bytes import ByFields
 from raycrew.tensor_transport.weights._directory.ballots import Ballots
@@ -42,6 +42,25 @@ class Begin:
     digest: str
     plan: BucketPlan | None
     names: frozenset[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Begun(ByFields):
+    """What a publisher is told when it begins.
+
+    Attributes:
+        number: Of the version.
+        route: The key of the route over which its recipients take it while it is put; "" where they do not.
+        left_s: Within how many seconds it has to be decided; None where it has no deadline.
+        is_unconfirmed: Whether it counts only once who asked for it says that it was published.
+        freed: Tickets to release.
+    """
+
+    number: int
+    route: str
+    left_s: float | None
+    is_unconfirmed: bool
+    freed: tuple[Any, ...]
 
 
 def check_named(part: int, parts: int) -> None:

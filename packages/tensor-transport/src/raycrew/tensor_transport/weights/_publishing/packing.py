@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,6 +21,8 @@ from raycrew.tensor_transport.weights._update import (
     reserve,
     settle,
 )
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -173,6 +175,18 @@ class Packer:
         self._placer.close_bucket()
         if len(self._placer.sizes) > self._flushed:
             self._flush(is_last=True)
+
+    def then(self, work: Callable[[], T]) -> Future[T] | None:
+        """Do something once all was sent, beside what is done here; None where nothing is."""
+        sending = self._sending
+        if self._pool is None or sending is None:
+            return None
+
+        def follow() -> T:
+            sending.result()
+            return work()
+
+        return self._pool.submit(follow)
 
     def close(self) -> None:
         """Give the memory back; what is being sent is waited for, whatever becomes of it."""
