@@ -251,6 +251,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "weights/_directory/freed": DIRECTORY,
         "weights/_directory/lineage": DIRECTORY,
         "weights/_directory/publications": DIRECTORY,
+        "weights/_directory/pace": ("weights/directory/test_pace.py",),
         "weights/_directory/record": DIRECTORY,
         "weights/_directory/relay": ("weights/directory/test_relay.py",),
         "weights/_directory/shelf": DIRECTORY,

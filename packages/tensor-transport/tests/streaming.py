@@ -4,6 +4,7 @@ from models import Model, weights
 
 from raycrew.tensor_transport.testing import LocalPeers
 from raycrew.tensor_transport.weights import WeightPublisher, WeightReceiver, sync_weights
+from raycrew.tensor_transport.weights._directory import pace
 
 TIMEOUT_S = 120.0
 
@@ -68,3 +69,10 @@ class Generator:
 def sync(trainers, generators, directory, **options):
     options = {"timeout_s": TIMEOUT_S, "pause": "stop", "resume": "go"} | options
     return sync_weights(LocalPeers(trainers), LocalPeers(generators), directory=directory, **options)
+
+
+def at_a_pace(monkeypatch, each_s):
+    """Buckets are told of after so many seconds, however long an answer takes."""
+    monkeypatch.setattr(pace, "_LEAST_S", each_s)
+    monkeypatch.setattr(pace, "_MOST_S", 3600.0)
+    monkeypatch.setattr(pace, "_TIMES", 0)

@@ -6,16 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from models import Model, assert_same, weights
-from streaming import TIMEOUT_S, Generator, Trainer, sync
+from streaming import TIMEOUT_S, Generator, Trainer, at_a_pace, sync
 
 from raycrew.tensor_transport.errors import UpdateAbortedError
 from raycrew.tensor_transport.testing import InProcessByteStore
 from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher, WeightReceiver
-from raycrew.tensor_transport.weights._directory import telling
 from raycrew.tensor_transport.weights._directory.directory import _LocalEdge
 from raycrew.tensor_transport.weights._directory.record import Record
 from raycrew.tensor_transport.weights._directory.versions import Begin, Finish
-from raycrew.tensor_transport.weights._receiving import feeds
 
 
 class Overheard(_LocalEdge):
@@ -78,7 +76,7 @@ MANY = {f"w{i}": torch.full((16,), float(i)) for i in range(10)}
 @pytest.mark.parametrize(("each_s", "count"), [(0.0, 10), (3600.0, 1)])
 def test_buckets_that_are_put_fast_are_announced_together(monkeypatch, each_s, count):
     """What can be released is told with what is said anyway."""
-    monkeypatch.setattr(telling, "_SAY_EACH_S", each_s)
+    at_a_pace(monkeypatch, each_s)
     store, said = InProcessByteStore(), []
     publisher, record = of_many_buckets(store, said)
     for number in (1, 2):
@@ -96,7 +94,7 @@ def test_buckets_that_are_put_fast_are_announced_together(monkeypatch, each_s, c
 @pytest.mark.hostile
 def test_who_makes_a_tensor_as_it_is_asked_for_is_not_waited_for(monkeypatch):
     """The next bucket may take any time."""
-    monkeypatch.setattr(telling, "_SAY_EACH_S", 3600.0)
+    at_a_pace(monkeypatch, 3600.0)
     said = []
     of_many_buckets(InProcessByteStore(), said)[0].publish(iter(MANY.items()))
     assert said.count("announce") == 10
@@ -104,8 +102,7 @@ def test_who_makes_a_tensor_as_it_is_asked_for_is_not_waited_for(monkeypatch):
 
 @pytest.mark.hostile
 def test_what_is_not_announced_yet_is_before_receivers_are_waited_for(monkeypatch):
-    monkeypatch.setattr(telling, "_SAY_EACH_S", 3600.0)
-    monkeypatch.setattr(feeds, "_SAY_EACH_S", 3600.0)
+    at_a_pace(monkeypatch, 3600.0)
     store, record = InProcessByteStore(), Record(1, 60.0, "auto")
     directory = WeightDirectory(_LocalEdge(record))
     trainer, generator = Trainer(store, directory, window_bytes=1), Generator(store, directory)
@@ -117,7 +114,7 @@ def test_what_is_not_announced_yet_is_before_receivers_are_waited_for(monkeypatc
 
 @pytest.mark.hostile
 def test_nothing_stays_of_a_version_that_fails_before_all_is_announced(monkeypatch):
-    monkeypatch.setattr(telling, "_SAY_EACH_S", 3600.0)
+    at_a_pace(monkeypatch, 3600.0)
     store, said, put = InProcessByteStore(), [], InProcessByteStore.put
     publisher, record = of_many_buckets(store, said)
 
@@ -235,7 +232,7 @@ def test_a_partial_version_is_read_once_it_is_known_that_it_can_be_added():
 @pytest.mark.parametrize("each_s", [0.0, 3600.0])
 def test_what_is_had_of_a_complete_version_is_said_from_time_to_time_and_in_the_end(monkeypatch, each_s):
     """Buckets of shared memory are had faster than a directory answers; whoever waits for them hears it."""
-    monkeypatch.setattr(feeds, "_SAY_EACH_S", each_s)
+    at_a_pace(monkeypatch, each_s)
     store, record, said = InProcessByteStore(), Record(1, 60.0, "auto"), []
     trainer = Trainer(store, WeightDirectory(_LocalEdge(record)))
     generator = Generator(store, WeightDirectory(Overheard(record, said)))

@@ -5,14 +5,12 @@ import uuid
 import pytest
 import torch
 from authors import Author, enter
-from streaming import TIMEOUT_S
+from streaming import TIMEOUT_S, at_a_pace
 
 from raycrew.tensor_transport import WeightDirectory, WeightPublisher, WeightReceiver, sync_weights
 from raycrew.tensor_transport.testing import LocalPeers
 from raycrew.tensor_transport.transports import SharedMemoryTransport
-from raycrew.tensor_transport.weights._directory import telling
 from raycrew.tensor_transport.weights._directory.record import Record
-from raycrew.tensor_transport.weights._receiving import feeds
 
 
 def weights(seed):
@@ -77,9 +75,7 @@ class Crew:
 
 @pytest.fixture(autouse=True)
 def _announces_each_bucket(monkeypatch):
-    monkeypatch.setattr(telling, "_SAY_EACH_S", 0.0)
-    monkeypatch.setattr(telling, "_SHOW_EACH_S", 3600.0)
-    monkeypatch.setattr(feeds, "_SAY_EACH_S", 0.0)
+    at_a_pace(monkeypatch, 0.0)
 
 
 @pytest.mark.parametrize("unsummed", [{"published": {"checksums": False}}, {"received": {"verify": False}}])

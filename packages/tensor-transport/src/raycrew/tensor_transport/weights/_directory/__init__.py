@@ -2,6 +2,7 @@
 
 from raycrew.tensor_transport.weights._directory.ballots import RecipientVersion
 from raycrew.tensor_transport.weights._directory.directory import Until, WeightDirectory
+from raycrew.tensor_transport.weights._directory.pace import Pace
 from raycrew.tensor_transport.weights._directory.record import Record
 from raycrew.tensor_transport.weights._directory.telling import DirectoryTeller, LoneTeller, Teller, release
 from raycrew.tensor_transport.weights._directory.versions import Announced, News, VersionStatus
@@ -11,6 +12,7 @@ __all__ = [
     "DirectoryTeller",
     "LoneTeller",
     "News",
+    "Pace",
     "RecipientVersion",
     "Record",
     "Teller",

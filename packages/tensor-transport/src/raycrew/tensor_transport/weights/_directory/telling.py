@@ -10,6 +10,7 @@ from raycrew.tensor_transport.errors import DirectoryLostError, TransportError
 from raycrew.tensor_transport.protocols import ByteStore
 from raycrew.tensor_transport.weights._directory.directory import WeightDirectory
 from raycrew.tensor_transport.weights._directory.lineage import Lineage
+from raycrew.tensor_transport.weights._directory.pace import Pace
 from raycrew.tensor_transport.weights._directory.record import Record
 from raycrew.tensor_transport.weights._directory.versions import (
     SMALL_BYTES,
@@ -30,10 +31,6 @@ from raycrew.tensor_transport.weights._update import (
 
 _LATER = 0
 """In place of the number of a version that is not begun yet."""
-_SAY_EACH_S = 0.01
-"""Buckets that are put faster than that are announced together: a message takes longer than some of them."""
-_SHOW_EACH_S = 1.0
-"""The same where nobody wants to hear of them before the last one: only that their publisher lives."""
 
 
 class Teller(Protocol):
@@ -161,7 +158,7 @@ class DirectoryTeller:
         self._scope = release_scope(store, name)
         self._known = ""
         self._waiting: list[Announced] = []
-        self._said, self._each_s = -math.inf, _SAY_EACH_S
+        self._pace = Pace()
         self._unsaid: Begin | None = None
         self._route: tuple[str, float | None] = ("", None)
         self._sends_at_once = isinstance(store, BroadcastStore)
@@ -171,8 +168,7 @@ class DirectoryTeller:
         digest = "" if plan is None else plan.digest
         unknown = plan if digest != self._known else None
         begin = Begin(self._part, self._parts, self._name, self._scope, version, digest, unknown, names)
-        self._waiting, self._said, self._each_s = [], -math.inf, _SAY_EACH_S
-        self.counts_later = False
+        self._waiting, self._pace, self.counts_later = [], Pace(), False
         self._known = ""  # What the directory knows after a failure is not known here.
         self._unsaid = begin if plan is not None and self._fits_one_message(plan) else None
         if self._unsaid is not None:
@@ -195,7 +191,7 @@ class DirectoryTeller:
 
     def announce(self, version: int, announced: Announced, *, is_only: bool) -> None:
         self._waiting.append(announced)
-        is_soon = announced.entries is None and time.monotonic() < self._said + self._each_s
+        is_soon = announced.entries is None and self._pace.is_silent()
         if self._sends_at_once or not (is_only or is_soon):
             self._say(version)
 
@@ -236,9 +232,9 @@ class DirectoryTeller:
         """Announce what is not announced yet."""
         waiting, self._waiting = self._waiting, []
         if waiting:
+            began = time.monotonic()
             is_awaited = self._directory.ask(Record.announce, version, self._name, *waiting)
-            self._each_s = _SAY_EACH_S if is_awaited else _SHOW_EACH_S
-            self._said = time.monotonic()
+            self._pace.said(time.monotonic() - began if is_awaited else math.inf)
 
     def _fits_one_message(self, plan: BucketPlan) -> bool:
         """Whether all of a version can be said at once: nobody would have read any of it before."""

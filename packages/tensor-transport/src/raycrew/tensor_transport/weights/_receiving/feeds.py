@@ -8,6 +8,7 @@ from raycrew.tensor_transport.errors import ManifestMismatchError, UpdateAborted
 from raycrew.tensor_transport.weights._directory import (
     Announced,
     News,
+    Pace,
     RecipientVersion,
     Record,
     Until,
@@ -15,8 +16,6 @@ from raycrew.tensor_transport.weights._directory import (
 )
 from raycrew.tensor_transport.weights._receiving.fetching import Heading, Parcel
 from raycrew.tensor_transport.weights._update import BucketPlan, TensorEntry, WeightUpdate, check_digest
-
-_SAY_EACH_S = 0.01
 
 
 class UpdateFeed:
@@ -119,7 +118,7 @@ class DirectoryFeed:
         self._handed: list[int] = []
         self._waiting: list[Announced] = []
         self._done = self._counts = False
-        self._said = time.monotonic()
+        self._pace = Pace()
         self._stopped = threading.Event()
 
     def heading(self, timeout_s: float | None) -> Heading:
@@ -190,16 +189,17 @@ class DirectoryFeed:
 
         It is not said of each bucket: those in shared memory are had faster than a directory answers.
         """
-        if self._counts or not any(self._handed) or (now := time.monotonic()) < self._said + _SAY_EACH_S:
+        if self._counts or not any(self._handed) or self._pace.is_silent():
             return
-        self._said = now
+        began = time.monotonic()
         if self._done:
             self._directory.tell(Record.took, *took)
         else:
             self._directory.ask(Record.took, *took)
+        self._pace.said(time.monotonic() - began)
 
     def _hear(self, news: News) -> None:
-        self._said = time.monotonic()  # What was had was said when this was asked.
+        self._pace.said()  # What was had was said when this was asked.
         self._waiting, self._done, self._counts = list(news.buckets), news.done, news.counts
         for announced in news.buckets:
             self._seen[announced.part] += 1
