@@ -21,6 +21,7 @@ from endpoint_conformance import COMPLETIONS  # noqa: E402
 from endpoint_words import ask, save_tokenizer, told  # noqa: E402
 from generation_conformance import (  # noqa: E402
     LONG,
+    TOLERANCE,
     Conformance,
     assert_plain,
     check_what_waits_for_room,
@@ -83,6 +84,29 @@ def test_an_adapter_is_as_good_as_weights_with_it_merged(tmp_path):
             with stage.refused(RefusedError, "no adapter 'tuned'"):
                 result(120)
         assert ask(stage.call("endpoint"), COMPLETIONS, asked)[0] == 404
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_an_adapter_that_can_not_be_loaded_leaves_the_one_of_its_name(tmp_path, size):
+    greedy = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
+    (tmp_path / "empty").mkdir()
+    with local_stage(VllmWorker, tensor_parallel=size, max_adapters=1) as stage:
+        folder, deltas = make_adapter(tmp_path / "adapter")
+        stage.call("load_adapter", "tuned", folder)
+        for wrong in (tmp_path / "empty", make_adapter(tmp_path / "large", rank=32)[0]):
+            with stage.refused(RefusedError, "adapter 'tuned' is not loaded from"):
+                stage.call("load_adapter", "tuned", str(wrong))
+            stage.sync()
+            stage.check(tolerance=TOLERANCE)
+            rows = rows_of(stage.generate(batch_of(), greedy, adapter="tuned"))
+            with merged(stage, deltas):
+                for row in rows:
+                    assert_plain(stage, PROMPTS, row)
+        stage.call("unload_adapter", "tuned")
+        with stage.refused(RefusedError, "not loaded from"):
+            stage.call("load_adapter", "other", str(wrong))
+        with stage.refused(RefusedError, "no adapter 'other'"):
+            stage.generate(batch_of(), greedy, adapter="other")
 
 
 def test_an_adapter_that_was_trained_further_is_another_one_and_stays_through_an_update(tmp_path):

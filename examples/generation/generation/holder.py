@@ -95,10 +95,11 @@ class EngineHolder:
         await asyncio.wrap_future(loop.call(loop.engine.reset_prefix_cache))
 
     async def load_adapter(self, name: str, path: str) -> None:
-        """Load a LoRA adapter from a folder, for samples that name it.
+        """Load a LoRA adapter from a folder, for samples that name it; in place of one that has the name.
 
         Raises:
-            RefusedError: The engine has no adapters, or was made without (`max_adapters`).
+            RefusedError: The engine has no adapters, was made without (`max_adapters`), or can't load this
+                one: that of the same name stays.
         """
         loop = self._life.awake.loop
         await asyncio.wrap_future(loop.call(loop.engine.load_adapter, name, path))

@@ -159,19 +159,20 @@ class VllmEngine(Engine):
             raise RefusedError(f"adapter {name!r}: this engine was made without adapters (max_adapters=0)")
         if name not in self.adapters and len(self.adapters) == self.options.max_adapters:
             raise RefusedError(f"adapter {name!r}: {len(self.adapters)} are loaded, which is the most")
-        self.unload_adapter(name, missing_ok=True)
         number = next(self._adapter_numbers)
         # vLLM's prefix cache knows adapters by name and folder, which may be those of the one before.
         adapter = LoRARequest(f"{name}-{number}", number, path)
-        self._engine.add_lora(adapter)
-        self.adapters[name] = adapter
+        if wrong := [why for why in self._llm.collective_rpc(_add_adapter, args=(adapter,)) if why]:
+            self._engine.remove_lora(number)
+            raise RefusedError(f"adapter {name!r} is not loaded from {path}: {wrong[0]}")
+        before, self.adapters[name] = self.adapters.get(name), adapter
+        if before is not None:
+            self._engine.remove_lora(before.lora_int_id)
 
-    def unload_adapter(self, name: str, missing_ok: bool = False) -> None:
+    def unload_adapter(self, name: str) -> None:
         """See `Engine`."""
-        if not missing_ok:
-            self.check_adapter(name)
-        if (adapter := self.adapters.pop(name, None)) is not None:
-            self._engine.remove_lora(adapter.lora_int_id)
+        self.check_adapter(name)
+        self._engine.remove_lora(self.adapters.pop(name).lora_int_id)
 
     def _adapter(self, name: str) -> LoRARequest:
         self.check_adapter(name)  # it may have been unloaded while the request waited in a pause
@@ -214,7 +215,9 @@ def _sockets_of(executor: Any) -> list[zmq.Socket[Any]]:
 
 def _arguments_of(options: EngineOptions, context_length: int) -> dict[str, Any]:
     most, rank = options.max_adapters, options.max_adapter_rank
-    adapters = {"enable_lora": True, "max_loras": most, "max_lora_rank": rank} if most else {}
+    adapters: dict[str, Any] = {}
+    if most:  # with room for one that is loaded in place of another
+        adapters = {"enable_lora": True, "max_loras": most, "max_cpu_loras": most + 1, "max_lora_rank": rank}
     return {
         "skip_tokenizer_init": True,
         "dtype": options.dtype,
@@ -233,6 +236,18 @@ def _arguments_of(options: EngineOptions, context_length: int) -> dict[str, Any]
         **adapters,
         **options.more,
     }
+
+
+def _add_adapter(worker: Any, adapter: LoRARequest) -> str | None:
+    """Load an adapter in one of the engine's processes; tells why it can't.
+
+    If it raised, what others answer would be taken for the answer to the next question.
+    """
+    try:
+        worker.add_lora(adapter)
+    except Exception as error:  # noqa: BLE001 - told
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 def _piece(request_id: str, output: Any) -> Piece:
