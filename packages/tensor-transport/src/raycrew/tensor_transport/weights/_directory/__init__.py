@@ -4,7 +4,7 @@ from raycrew.tensor_transport.weights._directory.ballots import RecipientVersion
 from raycrew.tensor_transport.weights._directory.directory import Until, WeightDirectory
 from raycrew.tensor_transport.weights._directory.pace import Pace
 from raycrew.tensor_transport.weights._directory.record import Record
-from raycrew.tensor_transport.weights._directory.telling import DirectoryTeller, LoneTeller, Teller, release
+from raycrew.tensor_transport.weights._directory.telling import DirectoryTeller, LoneTeller, Returns, Teller
 from raycrew.tensor_transport.weights._directory.versions import Announced, News, VersionStatus
 
 __all__ = [
@@ -15,9 +15,9 @@ __all__ = [
     "Pace",
     "RecipientVersion",
     "Record",
+    "Returns",
     "Teller",
     "Until",
     "VersionStatus",
     "WeightDirectory",
-    "release",
 ]

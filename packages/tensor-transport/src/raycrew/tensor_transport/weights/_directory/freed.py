@@ -56,7 +56,9 @@ class Freed:
         if receiver:
             self._receivers[receiver] = scope
         self._unclaimed.pop(scope, None)
-        return [bucket.ticket for bucket in self._buckets.pop(scope, [])]
+        tickets = [bucket.ticket for bucket in self._buckets.get(scope, ())]
+        self._buckets.pop(scope, None)
+        return tickets
 
     def forget(self, now: float) -> None:
         """Forget what nobody can release, and nobody else did who had a lease to ask."""

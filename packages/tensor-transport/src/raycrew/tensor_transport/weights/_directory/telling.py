@@ -155,7 +155,7 @@ class DirectoryTeller:
         self._directory, self._store, self._name = directory, store, name
         self._part, self._parts = part, parts
         self._timeout_s = timeout_s
-        self._scope = release_scope(store, name)
+        self._scope, self._returns = release_scope(store, name), Returns(directory)
         self._known = ""
         self._waiting: list[Announced] = []
         self._pace = Pace()
@@ -176,7 +176,7 @@ class DirectoryTeller:
         begun = self._directory.wait(Record.start, self._timeout_s, begin)
         self._known, self._route = digest, (begun.route, begun.left_s)
         self.counts_later = begun.is_unconfirmed
-        _give_back(self._store, begun.freed)
+        self._returns.give_back(self._store, begun.freed)
         return begun.number
 
     def route(self, version: int) -> tuple[str, float | None]:  # noqa: ARG002
@@ -208,7 +208,7 @@ class DirectoryTeller:
         else:
             update, freed = self._directory.wait(Record.publish, self._timeout_s, begin, finish)
             self._known = begin.digest
-        _give_back(self._store, freed)
+        self._returns.give_back(self._store, freed)
         return update
 
     def abort(self, version: int, reason: str) -> bool:
@@ -248,15 +248,38 @@ class DirectoryTeller:
         return _LATER
 
     def _collect(self) -> None:
-        release(self._directory, self._store, self._scope)
+        self._returns.collect(self._store, self._scope)
 
 
-def release(directory: WeightDirectory, store: ByteStore, scope: str, receiver: str = "") -> None:
-    """Release the buckets that nobody needs any more, if there may be some of this scope."""
-    _give_back(store, directory.ask(Record.collect, scope, receiver) if scope else ())
+class Returns:
+    """Buckets that nobody needs any more, on their way back to a store.
 
+    A directory tells of each once: what an interrupt keeps here goes back the next time.
 
-def _give_back(store: ByteStore, tickets: Iterable[Any]) -> None:
-    for ticket in tickets:
-        with contextlib.suppress(TransportError):  # Its store, or that of its publisher, is gone.
-            store.release(ticket)
+    Args:
+        directory: Where it is heard of them.
+    """
+
+    def __init__(self, directory: WeightDirectory) -> None:
+        self._directory = directory
+        self._tickets: list[Any] = []
+
+    def collect(self, store: ByteStore, scope: str, receiver: str = "") -> None:
+        """Release those of this scope, if there may be some."""
+        self.give_back(store, self._directory.ask(Record.collect, scope, receiver) if scope else ())
+
+    def give_back(self, store: ByteStore, tickets: Iterable[Any]) -> None:
+        """Release what these find, and what is here; several threads may."""
+        self._tickets += tickets
+        for ticket in tuple(self._tickets):
+            try:
+                with contextlib.suppress(TransportError):  # Its store, or that of its publisher, is gone.
+                    store.release(ticket)
+            except Exception:
+                self._forget(ticket)
+                raise
+            self._forget(ticket)
+
+    def _forget(self, ticket: Any) -> None:
+        with contextlib.suppress(ValueError):  # another thread has
+            self._tickets.remove(ticket)

@@ -32,12 +32,14 @@ class Room:
     Attributes:
         memory: uint8, [at least the bucket's size].
         ticket: What the store knows it by; None where it is no memory of the store.
-        is_put: Whether the store has the bucket in it.
+        is_put: Whether the store has the bucket in it, and its ticket is known.
+        is_given: Whether it was given back.
     """
 
     memory: torch.Tensor
     ticket: Any = None
     is_put: bool = False
+    is_given: bool = False
 
 
 class Rooms:
@@ -68,17 +70,16 @@ class Rooms:
 
     def put(self, room: Room, size_bytes: int) -> Any:
         """Have the store keep a bucket; its ticket."""
-        if room.ticket is None:
-            return put_tensor(self._store, room.memory[:size_bytes])
-        room.is_put = True
-        return room.ticket
+        return put_tensor(self._store, room.memory[:size_bytes]) if room.ticket is None else room.ticket
 
     def give(self, room: Room) -> None:
-        """Nobody writes to it any more; what the store has is the store's."""
-        if room.ticket is None:
+        """Nobody writes to it any more; what the store has is the store's. Idempotent."""
+        if room.ticket is not None:
+            if not room.is_put:
+                self._store.release(room.ticket)
+        elif not room.is_given:
+            room.is_given = True
             self._arenas.append(room.memory)
-        elif not room.is_put:
-            self._store.release(room.ticket)
 
     def clear(self) -> None:
         """Give the memory back."""
@@ -210,20 +211,16 @@ class Packer:
         staying, self._staying = self._staying, []
         if staying:
             summed = copy_into(room.memory[:size_bytes].numpy(), staying, summed=self._checksums)
-        self._flushed, self._entries, self._room = index + 1, [], None
         full = Full(index, room, size_bytes, entries, summed, is_last)
         if self._pool is None:
             start = time.perf_counter()
             self._send_and_give(full)
             self.waited_s += time.perf_counter() - start
-            return
-        try:
+        else:
             self.await_sent()
-        except BaseException:
-            self._rooms.give(room)
-            raise
-        settle(room.memory.device)
-        self._sending = self._pool.submit(self._send_and_give, full)
+            settle(room.memory.device)
+            self._sending = self._pool.submit(self._send_and_give, full)
+        self._flushed, self._entries, self._room = index + 1, [], None
 
     def _send_and_give(self, full: Full) -> None:
         try:

@@ -230,6 +230,7 @@ class WeightPublisher(Belonging):
                 if self._checksums and summed is None:
                     summed = checksum(full.room.memory[: full.size_bytes])
                 buckets.append(Bucket(self._rooms.put(full.room, full.size_bytes), full.size_bytes, summed))
+                full.room.is_put = True
             entries = None if plan else tuple(full.entries)
             announced = Announced(self._part, full.index, buckets[-1], entries)
             self._teller.announce(number, announced, is_only=full.is_last and not full.index)
@@ -271,7 +272,7 @@ class WeightPublisher(Belonging):
             return
         with self._lock:
             while self._kept:
-                self._release(self._kept.popleft().buckets)
+                self._release_oldest()
 
     def close(self) -> None:
         """Release everything, after a publication that is going on; idempotent.
@@ -298,8 +299,8 @@ class WeightPublisher(Belonging):
             if self._closed:
                 raise TransportClosedError("this WeightPublisher is closed")
             self._check_idle()
-            self._publishing = True
             try:
+                self._publishing = True
                 yield
             finally:
                 self._publishing = False
@@ -312,9 +313,18 @@ class WeightPublisher(Belonging):
     def _keep_only(self, update: WeightUpdate) -> None:
         if self._teller.streams:
             return
-        while len(self._kept) >= self._keep:
-            self._release(self._kept.popleft().buckets)
         self._kept.append(update)
+        while len(self._kept) > self._keep:
+            self._release_oldest()
+
+    def _release_oldest(self) -> None:
+        """What an interrupt leaves of it is released the next time."""
+        try:
+            self._release(self._kept[0].buckets)
+        except Exception:
+            self._kept.popleft()
+            raise
+        self._kept.popleft()
 
     def _release(self, buckets: Iterable[Bucket]) -> None:
         for bucket in buckets:

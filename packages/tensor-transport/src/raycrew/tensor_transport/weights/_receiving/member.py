@@ -6,7 +6,7 @@ import time
 from raycrew.tensor_transport._ray import where
 from raycrew.tensor_transport.errors import DirectoryLostError, TransportTimeoutError, UpdateAbortedError
 from raycrew.tensor_transport.protocols import ByteStore
-from raycrew.tensor_transport.weights._directory import Record, WeightDirectory, release
+from raycrew.tensor_transport.weights._directory import Record, Returns, WeightDirectory
 from raycrew.tensor_transport.weights._receiving.feeds import DirectoryFeed, PlanMemory, UpdateFeed
 from raycrew.tensor_transport.weights._receiving.fetching import Feed
 from raycrew.tensor_transport.weights._update import WeightUpdate, release_scope
@@ -23,6 +23,7 @@ class Member:
         self.name = name
         self._directory = directory
         self._memory = PlanMemory()
+        self._returns = None if directory is None else Returns(directory)
 
     @property
     def directory(self) -> WeightDirectory:
@@ -72,11 +73,11 @@ class Member:
 
     def hold(self, version: int, store: ByteStore, *, is_known: bool) -> None:
         """Say what is held now, unless the vote did, and release what nobody needs any more."""
-        if self._directory is not None:
+        if self._returns is not None:
             with contextlib.suppress(DirectoryLostError):
                 if not is_known:
-                    self._directory.ask(Record.hold, self.name, version)
-                release(self._directory, store, release_scope(store, ""), self.name)
+                    self.directory.ask(Record.hold, self.name, version)
+                self._returns.collect(store, release_scope(store, ""), self.name)
 
     def leave(self) -> None:
         """The receiver is closed."""

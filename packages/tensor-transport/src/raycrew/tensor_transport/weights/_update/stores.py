@@ -79,7 +79,11 @@ class TransportByteStore:
         if not isinstance(self._transport, ReservingTransport):
             return None
         offer, room = self._transport.reserve(size_bytes)
-        return offer, _over(room)
+        try:
+            return offer, _over(room)
+        except BaseException:  # an interrupt, say
+            self._transport.withdraw([offer])
+            raise
 
     def get(self, ticket: Offer, timeout_s: float | None = None) -> Bytes:
         """The bytes, in place where the transport can."""
