@@ -28,7 +28,7 @@ class Executor:
         self.workers = [SimpleNamespace(proc=process) for process in processes]
         self.is_failed, self.answer, self.asked = False, lambda: "done", []
 
-    def collective_rpc(self, method, timeout=None, args=(), kwargs=None, non_block=False):
+    def collective_rpc(self, method, timeout=None, args=(), kwargs=None, unique_reply_rank=None):
         self.asked.append((method, timeout, args))
         return self.answer()
 
@@ -94,21 +94,27 @@ def test_one_that_dies_while_nobody_asks_is_noticed(executor):
         assert "has ended by itself" in told[0]
 
 
-def test_an_error_of_processes_that_live_is_an_error_and_all_have_a_deadline(executor):
+def test_one_that_fails_while_others_answer_has_the_engine_lost(executor):
+    """Their answers would be taken for those to the next question."""
+    with watched(executor) as told:
+        executor.answer = fails_with(RuntimeError("no such adapter"))
+        with pytest.raises(RuntimeError, match="no such adapter"):
+            executor.collective_rpc("add_lora", None, (1,))
+        assert told == ["one of the engine's processes failed where all were to answer (no such adapter)"]
+
+
+def test_an_error_of_the_one_that_is_to_answer_is_an_error_and_all_have_a_deadline(executor):
     told = []
     EngineProcesses(executor, 5.0).watch(told.append)
-    executor.answer = fails_with(ValueError("no such adapter"))
-    with pytest.raises(ValueError, match="no such adapter"):
-        executor.collective_rpc("add_lora", None, (1,))
+    executor.answer = fails_with(RuntimeError("no memory is left"))
+    with pytest.raises(RuntimeError, match="no memory is left"):
+        executor.collective_rpc("execute_model", timeout=300, args=(1,), unique_reply_rank=0)
     executor.answer = lambda: "done"
     assert executor.collective_rpc("check_health", timeout=1.0) == "done"
-    assert executor.collective_rpc("execute_model", timeout=300, args=(2,)) == "done"
-    assert executor.asked == [
-        ("add_lora", 5.0, (1,)),
-        ("check_health", 1.0, ()),
-        ("execute_model", 5.0, (2,)),
-    ]
+    assert executor.collective_rpc("sleep", None, (2,)) == "done"
+    assert executor.asked == [("execute_model", 5.0, (1,)), ("check_health", 1.0, ()), ("sleep", 5.0, (2,))]
     assert not told
+    assert not executor.is_failed
 
 
 def test_a_deadline_is_above_0():

@@ -24,7 +24,7 @@ class EngineProcesses:
         ask = executor.collective_rpc
 
         def ask_in_time(method: Any, timeout: float | None = None, *args: Any, **how: Any) -> Any:
-            with self.needed():
+            with self.needed(of_all=how.get("unique_reply_rank") is None):
                 return ask(method, timeout_s if timeout is None else min(timeout, timeout_s), *args, **how)
 
         executor.collective_rpc = ask_in_time
@@ -35,8 +35,11 @@ class EngineProcesses:
         self._executor.register_failure_callback(lambda: self._lose(ENDED))
 
     @contextmanager
-    def needed(self) -> Iterator[None]:
-        """Whatever fails within fails of a process that is lost, if there is one: that is told first."""
+    def needed(self, of_all: bool = False) -> Iterator[None]:
+        """Whatever fails within fails of a process that is lost, if there is one: that is told first.
+
+        Where one of all that are to answer fails, vLLM takes what others say for answers to the next one.
+        """
         try:
             yield
         except TimeoutError as error:
@@ -45,6 +48,8 @@ class EngineProcesses:
         except Exception as error:
             if self._has_died():
                 self._lose(f"{ENDED} ({error})")
+            elif of_all:
+                self._lose(f"one of the engine's processes failed where all were to answer ({error})")
             raise
 
     def _has_died(self) -> bool:
