@@ -297,6 +297,8 @@ class Early:
         return None
 
     def get_results(self, *, timeout=None):
+        if not (hasattr(self, "error") or hasattr(self, "results")):
+            self.exception()
         if hasattr(self, "error"):
             raise self.error
         return self.results
@@ -371,6 +373,21 @@ def test_on_one_machine_shared_memory_is_chosen_for_all(crew):
     assert crew.route.choice.name == "shared_memory"
     late = crew.generator()
     assert late.receiver.pull().version == 1
+
+
+@pytest.mark.parametrize("crew", [("auto", SharedMemoryTransport)], indirect=True)
+def test_buckets_whose_sizes_are_known_are_packed_where_they_are_kept(crew, monkeypatch):
+    monkeypatch.setattr(RouteStore, "put_tensor", None)
+    for seed in range(2):
+        crew.sync(seed, publish="publish_mapping")
+        crew.all_hold(seed)
+
+
+def test_whether_all_are_on_the_route_is_asked_without_threads(crew, monkeypatch):
+    crew.sync(1)
+    ranks = [members_of([LocalPeers(each)], None) for each in (crew.trainers, crew.generators)]
+    monkeypatch.setattr(threading.Thread, "start", None)
+    assert {crew.route.connect(*ranks, TIMEOUT_S)} == crew.keys
 
 
 def test_versions_that_nobody_waits_for_are_kept_and_not_broadcast(crew):

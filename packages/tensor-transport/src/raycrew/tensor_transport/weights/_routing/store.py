@@ -36,6 +36,7 @@ from raycrew.tensor_transport.weights._update import (
     fresh_bucket,
     get_tensor,
     put_tensor,
+    reserve,
     settle,
 )
 
@@ -162,8 +163,7 @@ class RouteStore(Closing):
 
     def put_tensor(self, data: torch.Tensor) -> Ticket:
         """As `put`: uint8, of one dimension."""
-        name = _default() if self._route is None else self._route.kept_in
-        store = self._kept_in(name)
+        name, store = self._keeper()
         ticket = Ticket(name, put_tensor(store, data), data.numel())
         if not self._sends:
             return ticket
@@ -172,6 +172,12 @@ class RouteStore(Closing):
         except BaseException:
             store.release(ticket.kept)
             raise
+
+    def reserve_tensor(self, size_bytes: int) -> tuple[Ticket, torch.Tensor] | None:
+        """Where a bucket is kept, to be packed there at once; None where it is broadcast, too."""
+        name, store = self._keeper()
+        found = None if self._sends or self._device != CPU else reserve(store, size_bytes)
+        return None if found is None else (Ticket(name, found[0], size_bytes), found[1])
 
     def _to_send(self, store: ByteStore, ticket: Ticket, data: torch.Tensor) -> torch.Tensor:
         """The bytes where the group moves them, as they stay until they are sent: what is kept, or a copy."""
@@ -257,6 +263,11 @@ class RouteStore(Closing):
     def _moved_on(self, group: int = 0) -> torch.device:
         """Where a group moves bytes."""
         return self._device if "cuda" in self._groups[group].capabilities.devices else CPU
+
+    def _keeper(self) -> tuple[str, ByteStore]:
+        """What keeps buckets that are put now."""
+        name = _default() if self._route is None else self._route.kept_in
+        return name, self._kept_in(name)
 
     def _kept_in(self, name: str) -> ByteStore:
         with self._lock:

@@ -13,7 +13,7 @@ from raycrew.tensor_transport.errors import TransportClosedError, TransportError
 from raycrew.tensor_transport.process_groups import Backend, GroupHost, Invitation
 from raycrew.tensor_transport.transports import Choice, choose_transport
 from raycrew.tensor_transport.weights._routing import Device, Place, Route
-from raycrew.tensor_transport.weights._syncing.calling import ThreadedCalls
+from raycrew.tensor_transport.weights._syncing.calling import Calls, PlainCalls, ThreadedCalls
 from raycrew.tensor_transport.weights._syncing.session import Member
 from raycrew.tensor_transport.weights._syncing.turns import Turn, Turns
 
@@ -124,12 +124,12 @@ class WeightRoute(Closing):
             peers = {f"trainer {member.number}": member for member in trainer}
             peers |= {f"generator {member.number}": member for member in generators}
             deadline = None if timeout_s is None else time.monotonic() + timeout_s
-            places = self._ask(peers, lambda _: None, deadline)
+            places = self._ask(peers, {}, deadline)
             key = "" if self._route is None else self._route.key
             if key and self._members == tuple(places) and all(p.key == key for p in places.values()):
                 return key
             routes = self._routes(places)
-            places = self._ask({name: peers[name] for name in routes}, routes.get, deadline)
+            places = self._ask({name: peers[name] for name in routes}, routes, deadline)
             self._members = tuple(places)
             return next(iter(routes.values())).key
 
@@ -188,9 +188,12 @@ class WeightRoute(Closing):
             host.end(why)
 
     def _ask(
-        self, peers: Mapping[str, Member], told: Callable[[str], Route | None], deadline: float | None
+        self, peers: Mapping[str, Member], told: Mapping[str, Route], deadline: float | None
     ) -> dict[str, Place]:
-        """Call the method on all at once; what each says, but for those that take no part."""
+        """Call the method on all at once; what each says, but for those that take no part.
+
+        Who is told of no route waits for nobody: no threads are needed.
+        """
         names = list(peers)
         members = {i: peers[name].peers for i, name in enumerate(names)}
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -201,7 +204,8 @@ class WeightRoute(Closing):
             first.append(names[number])
             self._give_up(f"{names[number]} did not join: {error}")
 
-        calls = ThreadedCalls(members, self._method, lambda i: (told(names[i]),), left_s, fail)
+        called = (members, self._method, lambda i: (told.get(names[i]),), left_s)
+        calls: Calls = ThreadedCalls(*called, fail) if told else PlainCalls(*called)
         try:
             calls.start()
             found = {names[i]: outcome for i, outcome in calls.outcomes()}

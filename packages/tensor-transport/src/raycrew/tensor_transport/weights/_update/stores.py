@@ -45,6 +45,15 @@ class BroadcastStore(TensorStore, Protocol):
         ...
 
 
+@runtime_checkable
+class ReservingStore(ByteStore, Protocol):
+    """A store that may have memory of its own to pack a bucket into."""
+
+    def reserve_tensor(self, size_bytes: int) -> tuple[Any, torch.Tensor] | None:
+        """A ticket, and its memory on the CPU: the bucket is there once it is written; None without."""
+        ...
+
+
 class TransportByteStore:
     """Bytes that a transport offers; tickets are its offers.
 
@@ -125,7 +134,7 @@ def put_tensor(store: ByteStore, data: torch.Tensor) -> Any:
 
 def reserve(store: ByteStore, size_bytes: int) -> tuple[Any, torch.Tensor] | None:
     """Memory of a store's own for a bucket, and the ticket that it has once it is written; None without."""
-    return store.reserve_tensor(size_bytes) if isinstance(store, TransportByteStore) else None
+    return store.reserve_tensor(size_bytes) if isinstance(store, ReservingStore) else None
 
 
 def get_tensor(store: ByteStore, ticket: Any, timeout_s: float | None = None) -> torch.Tensor:
