@@ -4,10 +4,11 @@ import uuid
 
 import pytest
 import torch
-from authors import Author, enter
+from authors import PLAN, Author, enter
 from streaming import TIMEOUT_S, at_a_pace
 
 from raycrew.tensor_transport import WeightDirectory, WeightPublisher, WeightReceiver, sync_weights
+from raycrew.tensor_transport.errors import UpdateAbortedError
 from raycrew.tensor_transport.testing import LocalPeers
 from raycrew.tensor_transport.transports import SharedMemoryTransport
 from raycrew.tensor_transport.weights._directory.record import Record
@@ -61,9 +62,21 @@ class Crew:
         del self.said[:]
         peers = LocalPeers([self])
         options = {"prepare": "prepare_weights", "timeout_s": TIMEOUT_S} | options
-        sync_weights(peers, peers, directory=self.directory, **options)
+        (self.receipt,) = sync_weights(peers, peers, directory=self.directory, **options).receipts
         assert all(torch.equal(self.got[name], tensor) for name, tensor in weights(self.seed).items())
         return self.said
+
+    def await_patience(self):
+        """From now on nothing is put before the receiver waits for all of it."""
+        changed, reserve = self.directory._edge._changed, self.stores[0].reserve
+
+        def late(size_bytes):
+            with changed:
+                while not self.record.versions[self.seed].patient:
+                    changed.wait(0.01)
+            return reserve(size_bytes)
+
+        self.stores[0].reserve = late
 
     def __enter__(self):
         return self
@@ -86,6 +99,10 @@ def test_who_neither_copies_nor_compares_buckets_says_nothing_of_them(unsummed):
         version = crew.record.versions[2]
         (taken,) = version.taken.values()
         assert taken == (8,) and not version.fetching
+        crew.await_patience()
+        crew.update()
+        assert crew.update().count("announce") == 1, "with the end: nobody waited for any the time before"
+        assert crew.receipt.wire_s > 0.0
 
 
 @pytest.mark.parametrize(
@@ -124,6 +141,57 @@ def test_checksums_that_come_after_versions_without_are_compared():
         for _ in range(2):
             crew.update()
         assert not crew.record.versions[3].patient
+
+
+def test_who_knows_all_plans_and_is_patient_is_told_what_there_is_when_all_is():
+    record = Record()
+    author, number = Author(record), record.reserve(0, ["1"], None)
+    author.begin()
+    author.put(count=1)
+    asked = (number, frozenset({PLAN.digest}), "a", "1", "n")
+    assert len(record.offer(0, *asked).news.buckets) == 1
+    assert record.offer(0, *asked, True) is None
+    unknown = record.offer(0, number, frozenset({"another"}), "a", "1", "n", True)
+    assert unknown.news is None and unknown.plans == (PLAN,), "there may be something to refuse"
+    assert record.offer(0, *asked[:-1], "", True).news is None, "who reads nothing waits for nothing"
+    author.put(count=1)
+    assert record.offer(0, *asked, True) is None
+    author.finish()
+    assert record.offer(0, *asked, True).news.counts
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("end", ["hurried", "aborted", "another plan"])
+def test_who_waits_for_all_does_not_wait_for_what_does_not_come(end):
+    record = Record()
+    author, number = Author(record), record.reserve(0, ["1"], None)
+    author.begin(digest="another" if end == "another plan" else None)
+    author.put(count=1)
+    asked = (number, frozenset({PLAN.digest}), "a", "1", "n", True)
+    if end == "hurried":
+        assert record.offer(0, *asked) is None
+        assert record.credit(0, number, 0, 8, 1) is None
+        assert len(record.offer(0, *asked).news.buckets) == 1
+    elif end == "aborted":
+        assert record.offer(0, *asked) is None
+        record.abort(0, number, "given up")
+        with pytest.raises(UpdateAbortedError, match="given up"):
+            record.offer(0, *asked)
+    else:
+        assert record.offer(0, *asked).digests == ("another",)
+
+
+@pytest.mark.hostile
+def test_who_looks_at_buckets_now_hears_of_each_from_the_next_update_on():
+    with Crew(published={"checksums": False}) as crew:
+        for _ in range(3):
+            crew.update()
+        crew.receiver.close()
+        crew.receiver = WeightReceiver(
+            crew.load, store=crew.stores[1], borrow=False, directory=crew.directory
+        )
+        crew.update()
+        assert crew.update().count("announce") > 4
 
 
 def test_all_have_to_be_patient_for_nothing_to_be_announced():

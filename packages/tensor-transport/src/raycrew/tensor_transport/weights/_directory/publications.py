@@ -10,6 +10,8 @@ from raycrew.tensor_transport.weights._directory.shelf import Shelf
 from raycrew.tensor_transport.weights._directory.versions import Announced, Begin, Begun, Finish, Part
 from raycrew.tensor_transport.weights._update import WeightUpdate, joined_name
 
+Ended = tuple[WeightUpdate, list[Any], bool]
+
 
 class Publications(Shelf):
     """Versions as their publishers bring them; see `Record`."""
@@ -142,11 +144,12 @@ class Publications(Shelf):
             self._tidy(now)
         return update
 
-    def end(self, now: float, number: int, finish: Finish, scope: str) -> tuple[WeightUpdate, list[Any]]:
-        """As `finish`; what it returns, and what `collect` does."""
-        return self.finish(now, number, finish), self.collect(now, scope)
+    def end(self, now: float, number: int, finish: Finish, scope: str) -> Ended:
+        """As `finish`; what it returns, what `collect` does, and whether buckets were awaited one by one."""
+        is_awaited = not self._living(now, number, finish.part).is_awaited_whole
+        return self.finish(now, number, finish), self.collect(now, scope), is_awaited
 
-    def publish(self, now: float, begin: Begin, finish: Finish) -> tuple[WeightUpdate, list[Any]] | None:
+    def publish(self, now: float, begin: Begin, finish: Finish) -> Ended | None:
         """A publisher begins its part, and has all of it already: as `begin` and `end`, or not at all yet.
 
         Raises:

@@ -29,11 +29,13 @@ class Record(Publications):
         receiver: str = "",
         ballot: str = "",
         node: str = "",
+        is_patient: bool = False,
     ) -> Offer | None:
         """What a version has, once all its publishers have begun; without plans whose digest is known.
 
         With a node, it begins to read a whole version there, and has those buckets that can be fetched. (What
-        a partial one is added to may have to be read before, and take any time.)
+        a partial one is added to may have to be read before, and take any time.) One that is patient, see
+        `news`, and knows all plans, so that there is nothing to refuse, hears no more before that.
 
         Raises:
             WeightUpdateError: It is being decided by others, to whose ballots this one does not belong.
@@ -51,15 +53,19 @@ class Record(Publications):
         version.readers.add(receiver)
         version.outdated.discard(receiver)
         begins = [version.parts[i].begin for i in sorted(version.parts)]
-        reads = node and version.bases is None
+        news, digests = None, tuple(begin.digest for begin in begins)
+        if node and version.bases is None:
+            news = self.news(now, number, receiver, node, [0] * len(begins), is_patient)
+            if news is None and is_patient and known.issuperset(digests):
+                return None
         return Offer(
             number,
             joined_name([begin.publisher for begin in begins]),
             tuple(None if b.digest in known else self._plans.get(b.digest) for b in begins),
-            tuple(begin.digest for begin in begins),
+            digests,
             version.bases,
             version.ballots is not None and version.state != "committed",
-            self.news(now, number, receiver, node, [0] * len(begins)) if reads else None,
+            news,
         )
 
     def news(

@@ -158,7 +158,7 @@ class DirectoryTeller:
         self._scope, self._returns = release_scope(store, name), Returns(directory)
         self._known = ""
         self._waiting: list[Announced] = []
-        self._pace = Pace()
+        self._pace, self._is_awaited = Pace(), True
         self._unsaid: Begin | None = None
         self._route: tuple[str, float | None] = ("", None)
         self._sends_at_once = isinstance(store, BroadcastStore)
@@ -169,6 +169,8 @@ class DirectoryTeller:
         unknown = plan if digest != self._known else None
         begin = Begin(self._part, self._parts, self._name, self._scope, version, digest, unknown, names)
         self._waiting, self._pace, self.counts_later = [], Pace(), False
+        if not self._is_awaited:  # Most likely by nobody this time either; the end says so.
+            self._pace.said(math.inf)
         self._known = ""  # What the directory knows after a failure is not known here.
         self._unsaid = begin if plan is not None and self._fits_one_message(plan) else None
         if self._unsaid is not None:
@@ -204,9 +206,9 @@ class DirectoryTeller:
         times = (watch.total("gather") - waited_s, watch.total("put"), watch.spans)
         finish = Finish(self._part, self._name, len(buckets), late, *times, tuple(self._waiting))
         if begin is None:
-            update, freed = self._directory.ask(Record.end, version, finish, self._scope)
+            update, freed, self._is_awaited = self._directory.ask(Record.end, version, finish, self._scope)
         else:
-            update, freed = self._directory.wait(Record.publish, self._timeout_s, begin, finish)
+            update, freed, _ = self._directory.wait(Record.publish, self._timeout_s, begin, finish)
             self._known = begin.digest
         self._returns.give_back(self._store, freed)
         return update

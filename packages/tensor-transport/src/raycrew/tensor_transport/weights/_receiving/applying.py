@@ -1,5 +1,6 @@
 """One update after another into what `load` loads into: whole, or returned to what was there before."""
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -159,11 +160,13 @@ class Applier:
     ) -> tuple[Heading, Stream, Stopwatch]:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         watch = Stopwatch()
-        feed = self._member.feed(update)
+        is_patient = whole and self._fetcher.takes_no_time
+        feed = self._member.feed(update, is_patient=is_patient)
         try:
-            heading = feed.heading(timeout_s)
+            with watch.measure("wire") if is_patient else contextlib.nullcontext():
+                heading = feed.heading(timeout_s)
         except TransportTimeoutError as error:
-            raise UpdateAbortedError(f"version {update} was not begun in time: {error}") from error
+            raise UpdateAbortedError(f"version {update} was not there in time: {error}") from error
         if heading.is_vote and heading.bases is not None and not self.held.is_whole:
             self._catch_up(max(heading.bases, default=None), deadline)
         stream = Stream(feed, heading.version, self._fetcher, watch, deadline, whole=whole)

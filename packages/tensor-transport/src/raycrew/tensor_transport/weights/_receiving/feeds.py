@@ -107,11 +107,18 @@ class DirectoryFeed:
     """The buckets of a version as its publishers put them, or of a version that is kept."""
 
     def __init__(
-        self, directory: WeightDirectory, version: int, receiver: str, node: str, memory: PlanMemory
+        self,
+        directory: WeightDirectory,
+        version: int,
+        receiver: str,
+        node: str,
+        memory: PlanMemory,
+        *,
+        is_patient: bool = False,
     ) -> None:
         self._directory, self._version = directory, int(version)
         self._ballot = version.ballot if isinstance(version, RecipientVersion) else ""
-        self._receiver, self._node = receiver, node
+        self._receiver, self._node, self._is_patient = receiver, node, is_patient
         self._memory = memory
         self._plans: Sequence[BucketPlan | None] = ()
         self._seen: list[int] = []
@@ -124,7 +131,7 @@ class DirectoryFeed:
     def heading(self, timeout_s: float | None) -> Heading:
         """What is known before a byte moves, once all publishers have begun."""
         known = self._memory.digests
-        asked = (self._version, known, self._receiver, self._ballot, self._node)
+        asked = (self._version, known, self._receiver, self._ballot, self._node, self._is_patient)
         offer = self._directory.wait(Record.offer, timeout_s, *asked)
         self._plans = self._memory.find(offer.plans, offer.digests)
         self._seen, self._handed = [0] * len(self._plans), [0] * len(self._plans)

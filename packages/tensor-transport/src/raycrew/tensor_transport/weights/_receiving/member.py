@@ -41,11 +41,17 @@ class Member:
         if self._directory is not None:
             self._directory.ask(Record.arrive, self.name)
 
-    def feed(self, update: WeightUpdate | int, *, reads: bool = True) -> Feed:
-        """Where the buckets of an update are heard of; or whether it is given up, by who `reads` none."""
+    def feed(self, update: WeightUpdate | int, *, reads: bool = True, is_patient: bool = False) -> Feed:
+        """Where the buckets of an update are heard of; or whether it is given up, by who `reads` none.
+
+        Who is patient hears of buckets when all of them are there.
+        """
         if isinstance(update, WeightUpdate):
             return UpdateFeed(update)
-        return DirectoryFeed(self.directory, update, self.name, where() if reads else "", self._memory)
+        node = where() if reads else ""
+        return DirectoryFeed(
+            self.directory, update, self.name, node, self._memory, is_patient=reads and is_patient
+        )
 
     def hear(self, version: int, deadline: float | None) -> None:
         """Vote for a version, and wait for what the directory decides.
