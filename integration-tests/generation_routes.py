@@ -13,24 +13,25 @@ from raycrew.worker_groups import WorkerFailureError
 
 
 class KillingTrainer(Trainer):
-    """Has a process killed, if it is told which, when the second bucket of a version is put."""
+    """Has a process killed, if it is told which, when the second bucket of a version is put or packed."""
 
-    victim, puts = None, 0
+    victim, begun = None, 0
 
     def __init__(self, directory, store):
         super().__init__(directory, store)
-        put, store.put_tensor = store.put_tensor, lambda data: self._put(put, data)
+        put, reserve = store.put_tensor, store.reserve_tensor
+        store.put_tensor = lambda data: self._begin() or put(data)
+        store.reserve_tensor = lambda size: (found := reserve(size)) and (self._begin() or found)
 
     def publish_weights(self):
-        self.puts = 0
+        self.begun = 0
         return super().publish_weights()
 
-    def _put(self, put, data):
-        self.puts += 1
-        if self.puts == 2 and self.victim is not None:
+    def _begin(self):
+        self.begun += 1
+        if self.begun == 2 and self.victim is not None:
             os.kill(self.victim, signal.SIGKILL)
             self.victim = None
-        return put(data)
 
 
 @contextmanager
