@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from raycrew.tensor_transport import WeightUpdateError
+from raycrew.tensor_transport import UpdateAbortedError, WeightUpdateError
 from raycrew.tensor_transport.weights._directory.ballots import Ballots, RecipientVersion
 
 
@@ -21,6 +21,8 @@ def test_a_ballot_is_of_who_showed_it_last_and_who_did_before_is_told(first, sec
     assert ballots.admit(3, first, "x") == "" and ballots.admit(3, first, "x") == ""
     assert ballots.admit(3, second, "x") == first
     assert ballots.receivers == [second, ""]
+    with pytest.raises(UpdateAbortedError, match=f"version 3: another receiver took the place of {first}"):
+        ballots.admit(3, first, "x")
     with pytest.raises(WeightUpdateError, match=f"version 3: two receivers are called {second}"):
         ballots.admit(3, second, "y")
     with pytest.raises(WeightUpdateError, match="receiver c is not one that decides"):

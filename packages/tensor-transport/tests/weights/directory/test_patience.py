@@ -1,6 +1,7 @@
 """Receivers that do nothing with a bucket before all are there: they hear of all at once, and say nothing."""
 
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from raycrew.tensor_transport import WeightDirectory, WeightPublisher, WeightRec
 from raycrew.tensor_transport.errors import UpdateAbortedError
 from raycrew.tensor_transport.testing import LocalPeers
 from raycrew.tensor_transport.transports import SharedMemoryTransport
+from raycrew.tensor_transport.weights._directory.directory import _LocalEdge
 from raycrew.tensor_transport.weights._directory.record import Record
 
 
@@ -179,6 +181,27 @@ def test_who_waits_for_all_does_not_wait_for_what_does_not_come(end):
             record.offer(0, *asked)
     else:
         assert record.offer(0, *asked).digests == ("another",)
+
+
+@pytest.mark.hostile
+def test_what_a_dead_receiver_still_asks_takes_nothing_from_the_one_in_its_place():
+    """The call that waits for all buckets goes on in the directory when whoever made it is dead."""
+    edge = _LocalEdge(record := Record(lease_s=1e9))
+    author, number = Author(record), record.reserve(0, ["1"], None)
+    author.begin()
+    known = frozenset({PLAN.digest})
+    with ThreadPoolExecutor() as pool:
+        dead = pool.submit(edge.poll, "offer", (number, known, "a", "1", "n", True), TIMEOUT_S)
+        with edge._changed:
+            while "a" not in record.versions[number].patient:
+                edge._changed.wait(0.01)
+        assert edge.ask("offer", (number, known, "b", "1", "n"), TIMEOUT_S).news is None
+        with pytest.raises(UpdateAbortedError, match="another receiver took the place of a"):
+            dead.result(TIMEOUT_S)
+    author.put()
+    author.finish()
+    edge.ask("vote", (number, "b", True, ""), TIMEOUT_S)
+    assert record.decision(0, number) == "committed" and record.holders == {"b": number}
 
 
 @pytest.mark.hostile

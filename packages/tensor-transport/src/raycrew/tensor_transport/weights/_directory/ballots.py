@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from raycrew.tensor_transport.errors import WeightUpdateError
+from raycrew.tensor_transport.errors import UpdateAbortedError, WeightUpdateError
 
 
 class RecipientVersion(int):
@@ -39,6 +39,7 @@ class Ballots:
         self.is_confirmed = not key
         self._key = key
         self._shown = dict.fromkeys(ballots, "")
+        self._replaced: set[str] = set()
 
     @property
     def receivers(self) -> list[str]:
@@ -50,7 +51,10 @@ class Ballots:
 
         Raises:
             WeightUpdateError: There is no such ballot, or the receiver has another one.
+            UpdateAbortedError: Another one took its place: what it asked may still wait when it is dead.
         """
+        if receiver in self._replaced:
+            raise UpdateAbortedError(f"version {number}: another receiver took the place of {receiver}")
         before = self._shown.get(ballot)
         if before is None:
             raise WeightUpdateError(
@@ -60,7 +64,10 @@ class Ballots:
         if any(shown == receiver for other, shown in self._shown.items() if other != ballot):
             raise WeightUpdateError(f"version {number}: two receivers are called {receiver}")
         self._shown[ballot] = receiver
-        return "" if before == receiver else before
+        if before in ("", receiver):
+            return ""
+        self._replaced.add(before)
+        return before
 
     def confirm(self, number: int, key: str) -> None:
         """What was published is what was asked for.
