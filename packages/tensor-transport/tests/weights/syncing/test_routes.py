@@ -3,6 +3,7 @@
 import inspect
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -13,6 +14,7 @@ from models import assert_same, weights
 from streaming import TIMEOUT_S, sync
 
 from raycrew.tensor_transport import (
+    BucketFetchError,
     NoTransportError,
     RouteStore,
     StaleVersionError,
@@ -21,6 +23,8 @@ from raycrew.tensor_transport import (
     TransportTimeoutError,
     UpdateAbortedError,
     WeightDirectory,
+    WeightPublisher,
+    WeightReceiver,
     WeightRoute,
     WeightUpdateError,
     _ray,
@@ -629,3 +633,24 @@ def test_who_joins_hears_at_once_of_an_interrupt_of_whoever_waits(crew):
         crew.sync(1)
     joined.wait()
     assert all("whoever waited for them was interrupted" in text for text in heard), heard
+
+
+@pytest.mark.parametrize(
+    ("of_publisher", "of_receiver"),
+    [
+        (SharedMemoryTransport, RouteStore),
+        (RouteStore, SharedMemoryTransport),
+        (RouteStore, nullcontext),  # Ray's object store
+    ],
+)
+def test_what_a_store_of_another_kind_has_put_is_refused_by_name(of_publisher, of_receiver):
+    with (
+        WeightDirectory.local() as directory,
+        of_publisher() as ours,
+        of_receiver() as theirs,
+        WeightPublisher(ours, directory=directory) as publisher,
+        WeightReceiver(dict, store=theirs, directory=directory) as receiver,
+    ):
+        publisher.publish({"w": torch.ones(3)})
+        with pytest.raises(BucketFetchError, match="stores of one kind"):
+            receiver.pull()

@@ -178,6 +178,12 @@ class RayByteStore:
 
     release_scope = ""
 
+    @property
+    def ticket_type(self) -> type:
+        """What `get` takes."""
+        found: type = ray_module().ObjectRef
+        return found
+
     def put(self, data: Bytes) -> Any:
         """Copy `data` into shared memory."""
         return put(data)

@@ -73,6 +73,7 @@ class RouteStore(Closing):
     """
 
     gives_own_memory = True
+    ticket_type = Ticket
 
     def __init__(self, stores: Mapping[str, PullTransport] | None = None) -> None:
         self._given = dict(stores or {})

@@ -6,6 +6,7 @@ import torch
 
 from raycrew.tensor_transport._bytes import private_copy, tensor_over
 from raycrew.tensor_transport._ray import RayByteStore
+from raycrew.tensor_transport.errors import TransportError
 from raycrew.tensor_transport.protocols import Bytes, ByteStore
 from raycrew.tensor_transport.transports import Offer, PullTransport, ReservingTransport
 from raycrew.tensor_transport.weights._update.devices import CPU, fresh_bucket
@@ -72,6 +73,7 @@ class TransportByteStore:
         self.gives_own_memory = not can.maps
         self.shares_memory = can.maps and can.reach == "node"
         self.release_scope: str | None = getattr(transport, "release_scope", None)
+        self.ticket_type = Offer
 
     def put(self, data: Bytes) -> Offer:
         """Offer a copy of `data`."""
@@ -138,10 +140,23 @@ def reserve(store: ByteStore, size_bytes: int) -> tuple[Any, torch.Tensor] | Non
 
 
 def get_tensor(store: ByteStore, ticket: Any, timeout_s: float | None = None) -> torch.Tensor:
-    """Get a bucket out of any store."""
+    """Get a bucket out of any store.
+
+    Raises:
+        TransportError: A store of another kind has put it.
+    """
+    _check_ticket(store, ticket)
     if isinstance(store, TransportByteStore | TensorStore):  # Each bucket asks: a class answers faster.
         return store.get_tensor(ticket, timeout_s)
     return _over(store.get(ticket, timeout_s))
+
+
+def _check_ticket(store: ByteStore, ticket: object) -> None:
+    if not isinstance(ticket, getattr(store, "ticket_type", object)):
+        raise TransportError(
+            f"a {type(store).__name__} can't get what is known by a {type(ticket).__name__}: publishers and "
+            "receivers need stores of one kind"
+        )
 
 
 def _over(data: Bytes) -> torch.Tensor:
