@@ -27,7 +27,7 @@ from raycrew.worker_groups._on_nodes import (
     stacks,
     watch,
 )
-from raycrew.worker_groups._ray import connection, end_actors, start_actor
+from raycrew.worker_groups._ray import ModuleLock, connection, end_actors, start_actor
 
 _KEEPERS = (process_table, marks, family, limits, lookout, keeper)  # each needs only those before it
 
@@ -37,8 +37,8 @@ WATCH = "raycrew-watch-"
 #: What a watch is told of a worker.
 Told = watch.Told
 
-_lock = threading.Lock()
-_owner_lock = threading.RLock()  # a cache alone lets two threads make two
+_lock = ModuleLock()
+_owner_lock = ModuleLock(threading.RLock)  # a cache alone lets two threads make two
 _watches: dict[tuple[str | None, str], Any] = {}
 
 

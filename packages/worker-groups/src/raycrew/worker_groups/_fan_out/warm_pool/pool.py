@@ -18,6 +18,7 @@ from raycrew.worker_groups._fan_out.processes import CONTROL, Code, FanOutHost, 
 from raycrew.worker_groups._fan_out.warm_pool.asked import Asked, Keys
 from raycrew.worker_groups._fan_out.warm_pool.claims import Claims
 from raycrew.worker_groups._fan_out.warm_pool.shares import Shares, share_out
+from raycrew.worker_groups._ray import ModuleLock
 from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
 
 logger = logging.getLogger(__name__)
@@ -239,7 +240,7 @@ class Pool:
 
 
 _shared: Pool | None = None
-_shared_lock = threading.Lock()
+_shared_lock = ModuleLock()
 
 
 def shared_pool() -> Pool:

@@ -15,12 +15,14 @@ from functools import partial
 from queue import SimpleQueue
 
 from raycrew.worker_groups._group.life.waiting_for import is_done
+from raycrew.worker_groups._ray import ModuleLock
 
 logger = logging.getLogger(__name__)
 
 _notes: SimpleQueue[Callable[[], None]] = SimpleQueue()
-_lock = threading.Lock()
+_lock = ModuleLock()
 _threads: list[threading.Thread] = []
+os.register_at_fork(after_in_child=_threads.clear)
 
 
 class InUse:
@@ -43,7 +45,7 @@ def watch_over(in_use: InUse, what: str, give_back: Callable[[], object]) -> Cal
         Ends the watch.
     """
     with _lock:
-        if not any(thread.is_alive() for thread in _threads):  # a forked process has none
+        if not any(thread.is_alive() for thread in _threads):
             _threads[:] = [threading.Thread(target=_read_notes, name="raycrew-abandoned", daemon=True)]
             _threads[0].start()
     watch = weakref.finalize(in_use, _notes.put, _Abandoned(what, give_back))

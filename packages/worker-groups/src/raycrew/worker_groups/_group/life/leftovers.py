@@ -1,17 +1,20 @@
 """What could not be given back when its time came: kept from being forgotten, and tried again on demand."""
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
 from raycrew.worker_groups._group.life.waiting_for import is_done
+from raycrew.worker_groups._ray import ModuleLock
 
 logger = logging.getLogger(__name__)
 
 _kept: list[Callable[[], bool]] = []
-_lock = threading.Lock()
+_lock = ModuleLock()
+os.register_at_fork(after_in_child=_kept.clear)  # A forked process leaves alone what is its parent's.
 
 
 def keep(give_back: Callable[[], bool]) -> None:

@@ -1,6 +1,5 @@
 """The one recorder of this process, which is there while anybody listens."""
 
-import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,17 +7,9 @@ from dataclasses import dataclass, field
 from raycrew.worker_groups._health.observers import observed
 from raycrew.worker_groups._health.timeline.questions import NodeWorkers
 from raycrew.worker_groups._health.timeline.recorder import Listener, Recorder
+from raycrew.worker_groups._ray import ModuleLock
 
-_lock = threading.RLock()  # a signal's handler may end a timeline while one is made or ended
-
-
-def _renew_lock() -> None:
-    global _lock
-    _lock = threading.RLock()
-
-
-# A thread that had it is not there in a forked process, which may record its own.
-os.register_at_fork(after_in_child=_renew_lock)
+_lock = ModuleLock(threading.RLock)  # a signal's handler may end a timeline while one is made or ended
 
 
 @dataclass(frozen=True, slots=True)
