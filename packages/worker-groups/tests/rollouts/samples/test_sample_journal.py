@@ -10,6 +10,8 @@ import sys
 import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -295,6 +297,67 @@ def test_a_disk_that_fails_closes_the_queue_and_loses_nothing_before(tmp_path, m
             with pytest.raises(SampleJournalError, match="No space left"):
                 use()
     assert left(tmp_path) == [1]
+
+
+def descriptors_of(folder):
+    """Those that this process has of the samples of a queue."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # That of the folder that is listed here.
+            if link.readlink().parent == folder and link.readlink().suffix == ".samples":
+                found.append(int(link.name))
+    return found
+
+
+def taken_by_others(folder, other):
+    """Close what a queue has open, and have another file have the numbers."""
+    numbers = descriptors_of(folder)
+    for fd in numbers:
+        os.close(fd)
+    opened = [os.open(other, os.O_RDWR) for _ in numbers]
+    assert sorted(opened) == sorted(numbers)
+    return opened
+
+
+@pytest.mark.hostile
+def test_rows_are_read_from_their_own_file_where_another_one_has_its_number(tmp_path):
+    other = tmp_path / "other"
+    other.write_bytes(b"o" * 10_000)
+    with SampleQueue(COLUMNS, directory=tmp_path / "queue", max_memory=1) as queue:
+        put(queue, "first", "second")
+        assert queue.get(1)["tokens"] == ["first"]  # opens the file to read it
+        numbers = taken_by_others(tmp_path / "queue", other)
+        assert queue.get(1)["tokens"] == ["second"]
+    assert all(os.path.samestat(os.fstat(fd), other.stat()) for fd in numbers), "they are not the queue's"
+    for fd in numbers:
+        os.close(fd)
+
+
+@pytest.mark.hostile
+def test_nothing_is_written_to_another_file_that_has_the_number_of_its_own(tmp_path):
+    other = tmp_path / "other"
+    other.write_bytes(b"o" * 10_000)
+    with SampleQueue(COLUMNS, name="rollouts", directory=tmp_path / "queue") as queue:
+        put(queue, 1)
+        numbers = taken_by_others(tmp_path / "queue", other)
+        with pytest.raises(
+            SampleJournalError, match=r"rollouts can't write to .* something else has closed it"
+        ):
+            put(queue, 2)
+    assert other.read_bytes() == b"o" * 10_000
+    assert all(os.path.samestat(os.fstat(fd), other.stat()) for fd in numbers), "they are not the queue's"
+    for fd in numbers:
+        os.close(fd)
+    assert left(tmp_path / "queue") == [1]
+
+
+def test_rows_that_can_not_be_read_are_refused_by_the_name_of_the_queue(tmp_path):
+    with SampleQueue(COLUMNS, name="rollouts", directory=tmp_path, max_memory=1) as queue:
+        put(queue, "a row")
+        (file,) = tmp_path.glob("*.samples")
+        os.truncate(file, 20)
+        with pytest.raises(SampleJournalError, match=r"rollouts can't .* is cut short"):
+            queue.get(1)
 
 
 KILLED = """

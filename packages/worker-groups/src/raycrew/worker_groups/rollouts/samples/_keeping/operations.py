@@ -78,6 +78,10 @@ class Operations:
                 self._is_changed = is_change or bool(expired)
                 try:
                     yield
+                except OSError as error:
+                    raise SampleJournalError(
+                        f"{self._options.name} can't read or write what it has on disk: {error}"
+                    ) from error
                 finally:
                     is_heard = self._clear() or self._is_changed
                     self._note(lambda: None)

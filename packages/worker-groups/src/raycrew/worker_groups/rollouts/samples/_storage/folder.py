@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from raycrew.worker_groups.errors import SampleJournalError
-from raycrew.worker_groups.rollouts.samples._storage.files import read_all
+from raycrew.worker_groups.rollouts.samples._storage.files import OpenFile, read_all
 from raycrew.worker_groups.rollouts.samples._storage.rows import Place
 
 _MOST_OPEN = 32
@@ -41,21 +41,21 @@ class Folder:
         self.path = path
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_owner(path)
-        self._lock = os.open(path / "lock", _FLAGS | os.O_RDWR | os.O_CREAT, 0o600)
-        self._open: OrderedDict[int, int] = OrderedDict()
-        self._unlock = weakref.finalize(self, os.close, self._lock)  # also of a queue that nobody has closed
+        lock = OpenFile(path / "lock", _FLAGS | os.O_RDWR | os.O_CREAT)
+        self._open: OrderedDict[int, OpenFile] = OrderedDict()
+        self._unlock = weakref.finalize(self, lock.close)  # also of a queue that nobody has closed
         _locked.add(self)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(self._lock, 20, 0).decode(errors="replace").strip() or "unknown"
+            holder = os.pread(lock.descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
             self._unlock()
             raise SampleJournalError(f"{path} is in use by another queue (process {holder})") from None
         except OSError:
             self._unlock()
             raise
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, str(os.getpid()).encode(), 0)
+        os.ftruncate(lock.descriptor, 0)
+        os.pwrite(lock.descriptor, str(os.getpid()).encode(), 0)
 
     def numbers(self) -> list[int]:
         """The numbers of all files, in order."""
@@ -65,9 +65,9 @@ class Folder:
         """The path of a file."""
         return self.path / f"{number:010d}.samples"
 
-    def create(self, number: int, *, is_synced: bool) -> int:
-        """A new file, to be written to; its descriptor is the caller's."""
-        made = os.open(self.name(number), _FLAGS | os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    def create(self, number: int, *, is_synced: bool) -> OpenFile:
+        """A new file, to be written to; it is the caller's."""
+        made = OpenFile(self.name(number), _FLAGS | os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         if is_synced:
             self._sync_names()
         return made
@@ -94,8 +94,8 @@ class Folder:
 
     def remove(self, number: int, *, is_synced: bool = False) -> None:
         """Remove a file."""
-        if (descriptor := self._open.pop(number, None)) is not None:
-            os.close(descriptor)
+        if (opened := self._open.pop(number, None)) is not None:
+            opened.close()
         self.name(number).unlink(missing_ok=True)
         if is_synced:
             self._sync_names()
@@ -103,16 +103,17 @@ class Folder:
     def close(self) -> None:
         """Give the folder up; idempotent."""
         while self._open:
-            os.close(self._open.popitem()[1])
+            self._open.popitem()[1].close()
         self._unlock()
 
     def _descriptor(self, number: int) -> int:
-        if number not in self._open:
-            self._open[number] = os.open(self.name(number), _FLAGS | os.O_RDONLY)
+        opened = self._open.get(number)
+        if opened is None or not opened.is_open():
+            self._open[number] = opened = OpenFile(self.name(number), _FLAGS | os.O_RDONLY)
             if len(self._open) > _MOST_OPEN:
-                os.close(self._open.popitem(last=False)[1])
+                self._open.popitem(last=False)[1].close()
         self._open.move_to_end(number)
-        return self._open[number]
+        return opened.descriptor
 
     def _sync_names(self) -> None:
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

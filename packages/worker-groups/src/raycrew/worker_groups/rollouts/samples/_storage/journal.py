@@ -4,6 +4,7 @@ Records stand in numbered files, one after another. A file goes when no sample i
 it or in one before. What later records say of samples that began there, they say of samples that are gone.
 """
 
+import errno
 import logging
 import os
 from collections import Counter
@@ -13,7 +14,7 @@ from typing import Any
 
 from raycrew.worker_groups.errors import SampleJournalError
 from raycrew.worker_groups.rollouts.samples._states import Keys, Sample, VersionRun
-from raycrew.worker_groups.rollouts.samples._storage.files import SEGMENT_BYTES, write_all
+from raycrew.worker_groups.rollouts.samples._storage.files import SEGMENT_BYTES, OpenFile, write_all
 from raycrew.worker_groups.rollouts.samples._storage.folder import Folder
 from raycrew.worker_groups.rollouts.samples._storage.records import DamagedError, Record, encode, records
 from raycrew.worker_groups.rollouts.samples._storage.rows import Place, Standing
@@ -46,7 +47,8 @@ class Journal:
         self.samples: dict[int, Sample] = {}
         self.standing = Standing()
         self._folder = Folder(path)
-        self._file, self._number, self._begun = -1, 0, 0
+        self._file: OpenFile | None = None
+        self._number = self._begun = 0
         self._of_keys = 0
         self._live: Counter[int] = Counter()
         self._sizes: dict[int, int] = {}
@@ -149,9 +151,9 @@ class Journal:
 
     def close(self) -> None:
         """Write nothing more; idempotent."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        if self._file is not None:
+            self._file.close()
+            self._file = None
         self._folder.close()
 
     def mend(self, samples: Iterable[Sample]) -> None:
@@ -169,12 +171,14 @@ class Journal:
 
     def _write_at_end(self, data: bytes) -> int:
         """Write behind what counts; what a write that was broken off has left there goes."""
-        offset = self._sizes[self._number]
-        if os.fstat(self._file).st_size > offset:
-            os.ftruncate(self._file, offset)
-        write_all(self._file, data, offset)
+        if self._file is None:
+            raise OSError(errno.EBADF, "it is closed", str(self._folder.path))
+        offset, descriptor = self._sizes[self._number], self._file.descriptor
+        if os.fstat(descriptor).st_size > offset:
+            os.ftruncate(descriptor, offset)
+        write_all(descriptor, data, offset)
         if self._is_synced:
-            os.fdatasync(self._file)
+            os.fdatasync(descriptor)
         self._sizes[self._number] += len(data)
         return offset
 
@@ -186,8 +190,8 @@ class Journal:
         made = self._folder.create(number, is_synced=self._is_synced)
         self._sizes[number] = 0
         self._file, self._number = made, number
-        if before >= 0:
-            os.close(before)
+        if before is not None:
+            before.close()
         self._write_head()
         self.trim()
 
