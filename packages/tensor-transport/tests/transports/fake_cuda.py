@@ -5,7 +5,6 @@ import dataclasses
 import os
 import struct
 from types import SimpleNamespace
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -45,23 +44,12 @@ def export(tensor):
     return _HANDLE.pack(os.getpid(), tensor.data_ptr()).ljust(64, b"\0"), 0
 
 
-class Mapping:
-    """An allocation of another process, as the driver maps it."""
-
-    mapped: ClassVar = []
-
-    def __init__(self, handle, device):
-        self.pid, self.address = _HANDLE.unpack_from(handle)
-        if self.pid == os.getpid():
-            raise TransportError("the driver does not open what is this process's own")
-        self.mapped.append(self)
-
-    def bytes_at(self, offset, size_bytes):
-        assert self in self.mapped
-        return Opened(self.pid, self.address + offset, size_bytes)
-
-    def close(self):
-        self.mapped.remove(self)
+@contextlib.contextmanager
+def opened(handle, offset, size_bytes, device):
+    pid, address = _HANDLE.unpack_from(handle)
+    if pid == os.getpid():
+        raise TransportError("the driver does not open what is this process's own")
+    yield Opened(pid, address + offset, size_bytes)
 
 
 class FakeTorch:
@@ -89,7 +77,7 @@ class OnFakeDevice(CudaIpcTransport):
 
     def __init__(self):
         cuda_ipc.torch = FakeTorch()
-        cuda_ipc.cuda_driver = SimpleNamespace(export=export, Mapping=Mapping, device_of=lambda uuid: 0)
+        cuda_ipc.cuda_driver = SimpleNamespace(export=export, opened=opened, device_of=lambda uuid: 0)
         cuda_ipc._device_bytes = lambda data: bytes_of(data, "what is offered")
         cuda_ipc._BLOCK = 8 << 20
         super().__init__()

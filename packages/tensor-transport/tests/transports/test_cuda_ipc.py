@@ -4,7 +4,7 @@ import gc
 
 import pytest
 import torch
-from fake_cuda import Mapping, OnFakeDevice, faked
+from fake_cuda import OnFakeDevice, faked
 from processes import MakingPeer
 
 from raycrew.tensor_transport.errors import StaleHandleError
@@ -42,41 +42,3 @@ def test_what_a_transport_offered_goes_with_it():
 
 def make_dropped():
     return [OnFakeDevice()]
-
-
-def offer_some(transport):
-    return [transport.offer(torch.full((10,), value)) for value in range(3)]
-
-
-def test_marks_stay_mapped_and_bytes_do_not():
-    peer = MakingPeer(OnFakeDevice)
-    try:
-        with faked(), OnFakeDevice() as transport:
-            for value, offer in list(enumerate(peer.call(offer_some))) * 2:
-                into = torch.zeros(10, dtype=torch.int64)
-                transport.pull([offer.whole], [into], timeout_s=60).wait()
-                assert into.tolist() == [value] * 10
-            assert Mapping.mapped == list(transport._seen.values()) and len(Mapping.mapped) == 1
-        assert not Mapping.mapped
-    finally:
-        peer.kill()
-
-
-@pytest.mark.hostile
-def test_marks_of_memory_that_was_freed_meanwhile_are_mapped_anew():
-    peers = [MakingPeer(OnFakeDevice) for _ in range(2)]
-    try:
-        with faked(), OnFakeDevice() as transport:
-            offer, other = (peer.call(offer_some)[1] for peer in peers)
-            place = (offer.owner, offer.key.marks_handle, 0)
-            transport._seen[place] = Mapping(other.key.handle, 0)
-            into = torch.zeros(10, dtype=torch.int64)
-            transport.pull([offer.whole], [into], timeout_s=60).wait()
-            assert into.tolist() == [1] * 10 and len(Mapping.mapped) == 1
-            peers[0].kill()
-            transport.pull([other.whole], [into], timeout_s=60).wait()
-            assert [at[0] for at in transport._seen] == [other.owner], "not those of who is dead"
-        assert not Mapping.mapped
-    finally:
-        for peer in peers:
-            peer.kill()

@@ -5,8 +5,8 @@ import secrets
 import threading
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,7 +18,6 @@ from raycrew.tensor_transport.transports._interface import (
     Capabilities,
     Guard,
     Offer,
-    Owner,
     Region,
     Transfer,
     bytes_of,
@@ -54,18 +53,13 @@ class _Key(NamedTuple):
     mark: int
 
 
-_Place: TypeAlias = tuple[Owner, bytes, int]
-"""Marks of an owner, by their handle, as they are mapped on a device."""
-
-
 class CudaIpcTransport(Puller):
     """Offers lend device memory, which readers on the machine open and copy without any help of the owner.
 
     A mark in device memory stands for each offer until it is withdrawn, and is read before and after the
-    bytes, as is the time at which the owner was started. A reader maps the marks of an owner once, and the
-    bytes while it copies them, so that they can be freed afterwards. What is not on a device is copied to one
-    when it is offered. `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` makes memory that can't be shared
-    this way.
+    bytes, as is the time at which the owner was started. Both are mapped no longer than a pull takes, so that
+    they can be freed afterwards. What is not on a device is copied to one when it is
+    offered. `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` makes memory that can't be shared this way.
     """
 
     name = "cuda_ipc"
@@ -75,9 +69,7 @@ class CudaIpcTransport(Puller):
         self._free: dict[torch.device, list[int]] = defaultdict(lambda: list(range(_MARKS)))
         self._held: dict[int, tuple[torch.Tensor, int]] = {}
         self._marking = threading.Lock()
-        self._seen: dict[_Place, cuda_driver.Mapping] = {}
-        self._seeing = threading.Lock()
-        self._ended = weakref.finalize(self, _take_away, self._marks, self._seen)
+        self._ended = weakref.finalize(self, _take_away, self._marks)
         super().__init__()
         _alive.add(self)
 
@@ -156,11 +148,14 @@ class CudaIpcTransport(Puller):
         own = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(own), contextlib.ExitStack() as stack:
             try:
-                self._check(offer, device)
+                _check_owner(offer)
+                marks = self._marks_of(stack, offer, device)
+                self._check(offer, marks)
                 source = self._source(stack, offer, device)
                 for job in jobs:
                     _fill(job, source, guard)
-                self._check(offer, device)
+                _check_owner(offer)
+                self._check(offer, marks)
             except TransportError as error:
                 if not is_alive(offer.owner):
                     raise lost(offer, "its owner is dead") from error
@@ -172,45 +167,34 @@ class CudaIpcTransport(Puller):
             return held
         if not key.size_bytes:
             return torch.empty(0, dtype=torch.uint8, device=f"cuda:{device}")
-        mapping = stack.enter_context(contextlib.closing(cuda_driver.Mapping(key.handle, device)))
-        return mapping.bytes_at(key.offset, key.size_bytes)
+        return stack.enter_context(cuda_driver.opened(key.handle, key.offset, key.size_bytes, device))
 
-    def _check(self, offer: Offer, device: int) -> None:
-        """Raise unless the offer stands, and its owner is who made it."""
-        check_here(offer)
-        key: _Key = offer.key
-        if not is_alive(offer.owner):
-            raise lost(offer, "its owner is dead")
+    def _marks_of(self, stack: contextlib.ExitStack, offer: Offer, device: int) -> torch.Tensor | None:
+        """Where the mark of an offer stands; None for one of this process."""
         if offer.owner == this_process():
+            return None
+        key: _Key = offer.key
+        return stack.enter_context(cuda_driver.opened(key.marks_handle, key.marks_offset, 8, device))
+
+    def _check(self, offer: Offer, marks: torch.Tensor | None) -> None:
+        """Raise unless the offer stands."""
+        key: _Key = offer.key
+        if marks is None:
             mark = key.mark if _lent_here(key.mark) is not None else 0
         else:
-            mark = self._mark_there(offer, device)
-            if mark != key.mark:  # Or the memory that is mapped is one of before.
-                mark = self._mark_there(offer, device, anew=True)
+            mark = int.from_bytes(bytes(marks.cpu().tolist()), "little")
         if mark != key.mark or offer.size_bytes != key.size_bytes:
             raise gone(offer, "it was withdrawn, or its memory is used otherwise")
 
-    def _mark_there(self, offer: Offer, device: int, *, anew: bool = False) -> int:
-        """What stands where another process has marked an offer."""
-        key: _Key = offer.key
-        place = (offer.owner, key.marks_handle, device)
-        with self._seeing:
-            if anew or place not in self._seen:
-                _unmap(self._seen, [each for each in self._seen if each == place or not is_alive(each[0])])
-                self._seen[place] = cuda_driver.Mapping(key.marks_handle, device)
-            raw = self._seen[place].bytes_at(key.marks_offset, 8)
-            return int.from_bytes(bytes(raw.cpu().tolist()), "little")
-
     def _release(self) -> None:
-        with self._marking, self._seeing:
+        with self._marking:
             self._ended()
             self._held.clear()
             self._marks.clear()
 
     def _forget(self) -> None:
         """A forked child can't use the parent's devices: what it pulls or offers is refused by CUDA."""
-        self._marking, self._seeing = threading.Lock(), threading.Lock()
-        self._seen = {}
+        self._marking = threading.Lock()
         self._ended.detach()
 
     def _lent(self, mark: int) -> torch.Tensor | None:
@@ -219,20 +203,21 @@ class CudaIpcTransport(Puller):
         return None if held is None else held[0]
 
 
+def _check_owner(offer: Offer) -> None:
+    """Raise unless the owner is near, and is who made the offer."""
+    check_here(offer)
+    if not is_alive(offer.owner):
+        raise lost(offer, "its owner is dead")
+
+
 def _lent_here(mark: int) -> torch.Tensor | None:
     """What this process has lent with a mark, by whichever of its transports; None where it has not."""
     found = (transport._lent(mark) for transport in tuple(_alive))  # noqa: SLF001 - of its own kind
     return next((raw for raw in found if raw is not None), None)
 
 
-def _unmap(seen: dict[_Place, cuda_driver.Mapping], places: Collection[_Place]) -> None:
-    for place in places:
-        seen.pop(place).close()
-
-
-def _take_away(marks: Mapping[torch.device, torch.Tensor], seen: dict[_Place, cuda_driver.Mapping]) -> None:
+def _take_away(marks: Mapping[torch.device, torch.Tensor]) -> None:
     """Memory that is given back keeps its last words until somebody uses it."""
-    _unmap(seen, tuple(seen))
     for device, each in marks.items():
         each.zero_()
         torch.cuda.current_stream(device).synchronize()

@@ -1,7 +1,9 @@
 """Sharing of device memory between processes, by the CUDA driver itself; loaded when first used."""
 
+import contextlib
 import ctypes
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -43,30 +45,22 @@ def export(tensor: torch.Tensor) -> tuple[bytes, int]:
     return bytes(bytearray(handle)), tensor.data_ptr() - base.value
 
 
-class Mapping:
-    """An allocation of another process, mapped into this one until `close`. That takes some 0.5 ms each.
+@contextlib.contextmanager
+def opened(handle: bytes, offset: int, size_bytes: int, device: int) -> Iterator[torch.Tensor]:
+    """Another process's memory, as a tensor of uint8 that must not be kept.
 
     Raises:
         TransportError: Its owner is gone, or the device can't reach it.
     """
-
-    def __init__(self, handle: bytes, device: int) -> None:
-        self._base, self._device = ctypes.c_uint64(), device
-        with torch.cuda.device(device):
-            torch.cuda.current_stream().query()  # The runtime gives this thread the context, the driver not.
-            exported = _Handle.from_buffer_copy(handle)
-            _call("cuIpcOpenMemHandle_v2", ctypes.byref(self._base), exported, _LAZY_PEER_ACCESS)
-
-    def bytes_at(self, offset: int, size_bytes: int) -> torch.Tensor:
-        """A part of it, as a tensor of uint8 that must not be kept."""
-        memory = _Memory(self._base.value + offset, size_bytes)
-        return torch.as_tensor(memory, device=f"cuda:{self._device}")
-
-    def close(self) -> None:
-        """Map it no longer."""
-        with torch.cuda.device(self._device):
-            torch.cuda.current_stream().query()
-            _call("cuIpcCloseMemHandle", self._base)
+    base = ctypes.c_uint64()
+    with torch.cuda.device(device):
+        torch.cuda.current_stream().query()  # The runtime gives this thread the context; the driver does not.
+        exported = _Handle.from_buffer_copy(handle)
+        _call("cuIpcOpenMemHandle_v2", ctypes.byref(base), exported, _LAZY_PEER_ACCESS)
+        try:
+            yield torch.as_tensor(_Memory(base.value + offset, size_bytes), device=f"cuda:{device}")
+        finally:
+            _call("cuIpcCloseMemHandle", base)
 
 
 def device_of(uuid: str) -> int | None:
