@@ -72,9 +72,9 @@ def test_bundles_that_an_engine_can_not_be_on_are_free_again(ray_nodes):
 
 @pytest.mark.long
 def test_weights_that_would_not_reach_an_engines_processes_are_refused_before_it_starts(ray_nodes):
-    options = EngineOptions(MODEL, tensor_parallel=4, executor="ray")
+    options = EngineOptions(MODEL, tensor_parallel=2, executor="ray")
     given = {"directory": WeightDirectory.local()}
-    with RayVirtualCluster([2, 2], unified=True) as cluster:
+    with RayVirtualCluster([2], placement_group_strategy="STRICT_SPREAD") as cluster:
         with pytest.raises(RefusedError, match="on other nodes"):
             start_generators(cluster, "generation_spread.SpreadWorker", options, worker_options=given)
         assert not cluster.holders()
