@@ -126,7 +126,7 @@ def driver(folder):
         "        pass\n"
         "    def generate(self):\n"
         "        pass\n"
-        "    endpoint = sleep = wake = generate\n"
+        "    check = endpoint = sleep = wake = generate\n"
     )
     script = folder / "other_run.py"
     script.write_text(

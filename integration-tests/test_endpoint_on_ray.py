@@ -1,7 +1,6 @@
 """One endpoint for replicas on Ray: all of them answer, and one that is killed is found again."""
 
 import os
-import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -16,7 +15,8 @@ pytest.importorskip("uvicorn")
 from endpoint_words import LETTERS, ask, events, eventually, opened, save_tokenizer
 from generation_echo import MODEL as ECHO
 from generation_echo import EchoTrainer
-from generation_stage import EXAMPLE, group_stage
+from generation_readme import block_with
+from generation_stage import group_stage
 
 from generation import EndpointOptions, EngineOptions, GenerationError, start_generators
 from generation.openai.following import one_endpoint
@@ -125,7 +125,6 @@ def test_generators_without_an_endpoint_have_none(local_ray_session):
 
 def test_the_block_of_the_readme_runs(local_ray_session, tmp_path):
     openai = pytest.importorskip("openai")
-    (block,) = re.findall(r"^```python\n(.*?)^```$", (EXAMPLE / "README.md").read_text(), re.M | re.S)
     folder = save_tokenizer(tmp_path)
 
     def endpoint_options(model_name, tokenizer):
@@ -148,5 +147,5 @@ def test_the_block_of_the_readme_runs(local_ray_session, tmp_path):
             "options": EngineOptions(ECHO),
             "directory": directory,
         }
-        exec(block, given)
+        exec(block_with("openai.OpenAI"), given)
         assert given["answer"].choices[0].message.role == "assistant"
