@@ -18,6 +18,7 @@ def test_gloo_keeps_every_promise_of_a_broadcast_transport():
 
 @pytest.mark.gpu
 @pytest.mark.hostile
+@pytest.mark.timeout(1200)  # Ranks that share a device wait for each other's turns on it.
 def test_nccl_keeps_every_promise_of_a_broadcast_transport():
     crew = Crew(backend="nccl")
     try:
