@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from raycrew.tensor_transport.errors import TransportError
 from raycrew.tensor_transport.transports import member_facts
 
 
@@ -23,7 +24,12 @@ def take_device(rank: int, ranks: int, devices: int) -> torch.device:
 
     Returns:
         The device.
+
+    Raises:
+        TransportError: This process sees no GPU.
     """
+    if not torch.cuda.is_available():
+        raise TransportError("this process sees no GPU: there is none to take")
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     if ranks > devices:
