@@ -13,11 +13,9 @@ from generation_stage import MODEL, PROMPTS, batch_of, local_stage, rows_of
 
 from generation import AsleepError, EngineOptions, GenerationError, start_generators
 from generation.transformers_worker import TransformersWorker
-from raycrew.cluster_core import RayVirtualCluster
 from raycrew.cluster_core.testing import FakeCluster, connected
-from raycrew.tensor_transport import RouteStore, WeightDirectory, WeightRoute, digest_weights, sync_weights
+from raycrew.tensor_transport import RouteStore, digest_weights
 from raycrew.tensor_transport.integrations.vllm import greedy_references
-from raycrew.tensor_transport.testing import LocalPeers
 from raycrew.tensor_transport.transports import SharedMemoryTransport
 
 
@@ -42,24 +40,6 @@ def test_one_that_dies_between_updates_catches_up_alone_and_joins_again(stage, t
 @pytest.mark.parametrize("transport", [pytest.param("auto", marks=pytest.mark.long), "gloo"])
 def test_one_that_dies_within_an_update_changes_nothing_for_others_and_joins_again(stage, transport):
     check_death_within(stage, transport)
-
-
-def test_the_block_of_the_readme_runs(local_ray_session, capsys):
-    def start(cluster, worker, options, **how):
-        return start_generators(cluster, "generation_echo.EchoWorker", options, **how)
-
-    with (
-        connected(local_ray_session),
-        WeightDirectory.start() as directory,
-        RayVirtualCluster([1], use_gpus=False) as cluster,
-        RouteStore() as store,
-    ):
-        trainer = EchoTrainer(directory, store)
-        given = {"WeightRoute": WeightRoute, "RouteStore": RouteStore, "sync_weights": sync_weights}
-        given |= {"start_generators": start, "cluster": cluster, "options": EngineOptions(ECHO)}
-        exec(block_with("WeightRoute"), given | {"directory": directory, "trainer": LocalPeers([trainer])})
-        trainer.publisher.close()
-    assert "shared_memory" in capsys.readouterr().out
 
 
 def test_the_block_on_checks_runs(stage):
