@@ -132,7 +132,7 @@ def broadcast(members: int, size: int, rounds: int) -> list[Figure]:
     with lease, GroupHost("bench", names, backend="nccl", address="127.0.0.1") as host:
         told = in_processes(member, [(one, address, size, rounds) for one in host.open()])
     slowest = [(name, max(each[i][1] for each in told)) for i, (name, _) in enumerate(told[0])]
-    ours, theirs = ([taken for name, taken in slowest if name == way] for way in ("ours", "theirs"))
+    ours, theirs = ([taken for name, taken in slowest if name == whose] for whose in ("ours", "theirs"))
     return [
         figure(
             f"NCCL broadcast of {size // MIB} MiB to {members - 1}, {way}: speed over the bare one",
