@@ -528,18 +528,6 @@ def test_all_of_a_version_may_be_put_before_any_of_it_is_fetched_unless_it_is_br
         assert_same(generator.model.tensors, parts[0] | parts[1])
 
 
-def test_what_a_store_gives_is_nobody_elses_whatever_it_joined_since():
-    with SharedMemoryTransport(arena_bytes=1 << 16) as memory, RouteStore({"shared_memory": memory}) as store:
-        store.join(Route("first", "shared_memory", "shared_memory", ""))
-        ticket = store.put(np.arange(9, dtype=np.uint8))
-        for route in (None, Route("second", "tcp", "tcp", "")):
-            store.join(route)
-            assert store.gives_own_memory
-            store.get(ticket)[:] = 0
-            assert store.get(ticket).tolist() == list(range(9))
-        store.release(ticket)
-
-
 @pytest.mark.parametrize("transport", ["nixl", ["gloo", "nccl"], "process_vm", [], ""])
 def test_routes_that_no_buckets_go_over_are_refused_at_once(transport):
     with pytest.raises(ValueError, match="transport must be 'auto', or of shared_memory, gloo, "):

@@ -58,7 +58,10 @@ class RouteStore(Closing):
     Where a collective was chosen, the buckets of an update by `sync_weights(route=…)` are broadcast to its
     receivers, and kept for those who come late, who roll back, or whose process is made again: these read
     them from there, alone. In an update nobody does: if one member of the route cannot go on, nobody can.
-    What `get` gives is always memory of its own: a receiver's `borrow=True` spares no copy here.
+    What is kept in memory that all of a node map is lent where that is the route's transport: a receiver's
+    `borrow=True` spares the copy, and its bytes stay as they are for as long as it holds them, whatever is
+    published, rolled back or joined meanwhile. All else that `get` gives is memory of its own, as is what
+    those read alone who come late to a broadcast.
 
     Over a route of device "cuda" buckets are packed, sent and handed to `load` on the device that is the
     current one of the thread that joins, and on the CPU where a process has not joined it yet. What a
@@ -69,16 +72,17 @@ class RouteStore(Closing):
             them.
 
     Attributes:
-        gives_own_memory: What `get` gives is nobody else's, wherever it was kept.
+        gives_own_memory: Whether all that `get` gave is nobody else's. Once it lent something it is False for
+            good: whoever asks after a `get` must not hear of a route that was joined between.
     """
 
-    gives_own_memory = True
     ticket_type = Ticket
 
     def __init__(self, stores: Mapping[str, PullTransport] | None = None) -> None:
         self._given = dict(stores or {})
         self._made: dict[str, PullTransport | None] = {}
         self._stores: dict[tuple[str, torch.device], ByteStore] = {}
+        self.gives_own_memory = True
         self._device = CPU
         self._route: Route | None = None
         self._groups: tuple[CollectiveGroup, ...] = ()
@@ -191,7 +195,10 @@ class RouteStore(Closing):
 
     def get(self, ticket: Ticket, timeout_s: float | None = None) -> Bytes:
         """The bytes: received as they are broadcast, or read from where they are kept."""
-        return self.get_tensor(ticket, timeout_s).cpu().numpy()
+        found = self.get_tensor(ticket, timeout_s).cpu().numpy()
+        if not self.gives_own_memory:
+            found.flags.writeable = False
+        return found
 
     def get_tensor(self, ticket: Ticket, timeout_s: float | None = None) -> torch.Tensor:
         """As `get`: uint8, of one dimension."""
@@ -204,7 +211,12 @@ class RouteStore(Closing):
         found = get_tensor(store, ticket.kept, timeout_s)
         if found.device != self._device:
             return found.to(self._device)
-        return found if getattr(store, "gives_own_memory", False) else private_copy(found)
+        if getattr(store, "gives_own_memory", False):
+            return found
+        if not self._lends(ticket):
+            return private_copy(found)
+        self.gives_own_memory = False
+        return found
 
     def release(self, ticket: Ticket) -> None:
         """Keep the bytes no longer."""
@@ -264,6 +276,11 @@ class RouteStore(Closing):
     def _moved_on(self, group: int = 0) -> torch.device:
         """Where a group moves bytes."""
         return self._device if "cuda" in self._groups[group].capabilities.devices else CPU
+
+    def _lends(self, ticket: Ticket) -> bool:
+        """Whether a bucket lies where all of the route read it, and not only those who come late."""
+        route = self._route
+        return route is not None and route.transport == ticket.kept_in
 
     def _keeper(self) -> tuple[str, ByteStore]:
         """What keeps buckets that are put now."""
