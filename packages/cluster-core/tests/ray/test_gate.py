@@ -13,7 +13,7 @@ from raycrew.cluster_core._ray import gate
 @pytest.fixture
 def ask(monkeypatch):
     """Ask without a connection, in a gate with room for two questions."""
-    monkeypatch.setattr(gate, "_room", threading.BoundedSemaphore(2))
+    monkeypatch.setattr(gate._room, "here", threading.BoundedSemaphore(2))
     return lambda question, **how: gate.ask(question, connected=False, **{"timeout_s": 60, **how})
 
 
@@ -61,7 +61,7 @@ def test_who_is_interrupted_while_a_question_begins_leaves_nothing(ask, monkeypa
         patched.setattr(threading.Thread, "start", begin_and_be_interrupted)
         ask(lambda: "made", undo=undone.append)
     assert undone == ["made"]
-    assert [gate._room.acquire(blocking=False) for _ in range(3)] == [True, True, False]
+    assert [gate._room.here.acquire(blocking=False) for _ in range(3)] == [True, True, False]
 
 
 @pytest.mark.hostile
@@ -127,4 +127,4 @@ def test_who_is_interrupted_before_a_question_begins_takes_no_place(ask, monkeyp
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
             patched.setattr(*what, interrupted)
             ask(lambda: 7)
-    assert [gate._room.acquire(blocking=False) for _ in range(3)] == [True, True, False]
+    assert [gate._room.here.acquire(blocking=False) for _ in range(3)] == [True, True, False]

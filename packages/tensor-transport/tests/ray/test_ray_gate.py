@@ -69,7 +69,7 @@ def test_an_answer_and_an_error_are_those_of_the_question(connection):
 
 
 def test_who_is_interrupted_while_a_question_begins_leaves_nothing(connection, monkeypatch):
-    monkeypatch.setattr(gate, "_room", room := threading.BoundedSemaphore(1))
+    monkeypatch.setattr(gate._room, "here", room := threading.BoundedSemaphore(1))
     begin, undone = threading.Thread.start, []
 
     def begin_and_be_interrupted(thread):
@@ -112,7 +112,7 @@ def test_a_question_whose_connection_ends_meanwhile_says_so(connection):
 
 
 def test_so_many_questions_wait_and_no_more(connection, monkeypatch):
-    monkeypatch.setattr(gate, "_room", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(gate._room, "here", threading.BoundedSemaphore(1))
     go = threading.Event()
     with pytest.raises(TransportTimeoutError, match="did not answer"):
         gate.ask(lambda: go.wait(60), timeout_s=0.05)
@@ -177,7 +177,7 @@ def test_a_registry_puts_and_fetches_as_ever_afterwards(ray_cluster, lender):
 
 
 def test_who_is_interrupted_before_a_question_begins_takes_no_place(connection, monkeypatch):
-    monkeypatch.setattr(gate, "_room", room := threading.BoundedSemaphore(1))
+    monkeypatch.setattr(gate._room, "here", room := threading.BoundedSemaphore(1))
 
     def interrupted(*_, **__):
         raise KeyboardInterrupt

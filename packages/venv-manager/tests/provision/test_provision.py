@@ -2,6 +2,7 @@ import logging
 import os
 import pickle
 import platform
+import signal
 import subprocess
 import sys
 import threading
@@ -297,6 +298,35 @@ def test_many_threads_that_ask_the_provider_build_once(here, fake_uv):
     assert len(answers) == 8
     assert len(set(answers)) == 1
     assert len(fake_uv.calls("venv")) == 1
+
+
+@pytest.mark.hostile
+def test_a_forked_process_does_not_wait_for_a_build_that_its_parent_asked_the_provider_for(here):
+    class HeldUp(ThreadNodes):
+        begun, free = threading.Event(), threading.Event()
+
+        def run_on_each_node(self, fn, *, timeout_s=1.0):
+            self.begun.set()
+            self.free.wait(60)
+            return super().run_on_each_node(fn)
+
+    registry, nodes = ActorEnvironmentRegistry(), HeldUp()
+    registry.register("pkg.*", SPEC)
+    provider = RegistryEnvironmentProvider(registry)
+    building = threading.Thread(target=provider.python_for, args=("pkg.One", nodes))
+    building.start()
+    assert nodes.begun.wait(60)
+    if not (child := os.fork()):
+        signal.alarm(60)
+        try:
+            os._exit(provider.python_for("pkg.Two", None) is None)
+        finally:
+            os._exit(2)
+    try:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        nodes.free.set()
+        building.join()
 
 
 def test_prefetch_builds_equal_environments_once_and_reports_all_failures(here, fake_uv):

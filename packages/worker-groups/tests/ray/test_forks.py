@@ -1,19 +1,14 @@
 """What modules hold, in a process that is forked while another thread holds a lock of theirs."""
 
 import os
-import re
 import signal
 import threading
-from pathlib import Path
 
 import pytest
 
-from raycrew import worker_groups
 from raycrew.worker_groups._group.life import leftovers
 from raycrew.worker_groups._group.life.leftovers import keep
-from raycrew.worker_groups._ray import ModuleLock
-
-SOURCES = Path(worker_groups.__file__).parent
+from raycrew.worker_groups._ray import PerProcess
 
 
 def in_a_child(act):
@@ -54,28 +49,31 @@ def held():
 @pytest.mark.hostile
 @pytest.mark.parametrize("make", [threading.Lock, threading.RLock])
 def test_a_lock_of_a_module_is_nobodys_in_a_forked_process(held, make):
-    lock = ModuleLock(make)
-    held(lock)
-    assert in_a_child(lambda: can_be_taken(lock))
+    lock = PerProcess(make)
+    held(lock.here)
+    assert in_a_child(lambda: can_be_taken(lock.here))
 
 
-def test_it_keeps_others_out(held):
-    lock, there = ModuleLock(), threading.Event()
-    held(lock)
-    threading.Thread(target=lambda: can_be_taken(lock) and there.set(), daemon=True).start()
-    assert not there.wait(0.05)
+@pytest.mark.hostile
+@pytest.mark.parametrize("make", [threading.Lock, threading.RLock])
+def test_what_was_taken_before_a_fork_is_let_go_of_in_both_processes(make):
+    lock = PerProcess(make)
+
+    def let_go():
+        return taken.__exit__(None, None, None) is None and can_be_taken(lock.here)
+
+    taken = lock.here
+    with taken:
+        assert in_a_child(let_go)
+    assert can_be_taken(lock.here)
 
 
-def test_it_is_let_go_of_when_what_is_done_under_it_fails():
-    lock = ModuleLock()
-    with pytest.raises(ValueError, match="in vain"), lock:
-        raise ValueError("in vain")
-    assert can_be_taken(lock)
-
-
-def test_no_module_has_a_lock_that_a_forked_process_could_wait_for():
-    plain = re.compile(r"^\w+(: [^=]+)? = threading\.(Lock|RLock|Condition|Semaphore)\(", re.MULTILINE)
-    assert not [path for path in SOURCES.rglob("*.py") if plain.search(path.read_text())]
+def test_it_is_one_in_a_process():
+    lock, there = PerProcess(threading.Lock), threading.Event()
+    with lock.here:
+        threading.Thread(target=lambda: can_be_taken(lock.here) and there.set(), daemon=True).start()
+        assert not there.wait(0.05)
+    assert there.wait(60)
 
 
 @pytest.mark.hostile
@@ -83,7 +81,7 @@ def test_a_forked_process_gives_nothing_back_that_its_parent_keeps(held):
     before = list(leftovers._kept)
     keep(lambda: True)
     try:
-        held(leftovers._lock)
+        held(leftovers._lock.here)
         assert in_a_child(lambda: not leftovers._kept and not leftovers.try_again(1.0))
         assert len(leftovers._kept) == len(before) + 1
     finally:

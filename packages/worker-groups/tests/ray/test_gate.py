@@ -129,7 +129,7 @@ def test_an_undo_that_fails_is_told(sessions, caplog):
 
 def test_threads_are_bounded_and_daemons(sessions, monkeypatch, caplog):
     caplog.set_level(logging.DEBUG, gate.__name__)
-    monkeypatch.setattr(gate, "_room", threading.BoundedSemaphore(2))
+    monkeypatch.setattr(gate._room, "here", threading.BoundedSemaphore(2))
     answers = threading.Event()
     for _ in range(2):
         with pytest.raises(GetTimeoutError, match="did not answer"):
@@ -142,7 +142,7 @@ def test_threads_are_bounded_and_daemons(sessions, monkeypatch, caplog):
 
 
 def test_who_is_interrupted_while_a_question_begins_leaves_nothing(sessions, monkeypatch):
-    monkeypatch.setattr(gate, "_room", room := threading.BoundedSemaphore(1))
+    monkeypatch.setattr(gate._room, "here", room := threading.BoundedSemaphore(1))
     begin, undone = threading.Thread.start, []
 
     def begin_and_be_interrupted(thread):
@@ -158,7 +158,7 @@ def test_who_is_interrupted_while_a_question_begins_leaves_nothing(sessions, mon
 
 
 def test_a_question_that_can_not_begin_leaves_its_room(sessions, monkeypatch):
-    monkeypatch.setattr(gate, "_room", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(gate._room, "here", threading.BoundedSemaphore(1))
     with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
         patched.setattr(threading.Thread, "start", lambda _: 1 / 0)
         ask(lambda: 7)
@@ -233,7 +233,7 @@ def test_a_stopped_control_service_holds_up_no_start_and_leaves_no_actor(monkeyp
 
 
 def test_who_is_interrupted_before_a_question_begins_takes_no_place(sessions, monkeypatch):
-    monkeypatch.setattr(gate, "_room", room := threading.BoundedSemaphore(1))
+    monkeypatch.setattr(gate._room, "here", room := threading.BoundedSemaphore(1))
 
     def interrupted(*_, **__):
         raise KeyboardInterrupt

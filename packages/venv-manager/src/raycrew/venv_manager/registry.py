@@ -3,7 +3,6 @@
 import importlib.metadata
 import logging
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -38,7 +37,6 @@ class ActorEnvironmentRegistry(Mapping[str, EnvironmentSpec | str]):
     def __init__(self) -> None:
         self._entries: dict[str, EnvironmentSpec | str] = {}
         self._discovered: dict[str, EnvironmentSpec | str] | None = None
-        self._lock = threading.Lock()
 
     def register(self, fqn: str, spec: EnvironmentSpec | str | Path) -> None:
         """Give a class, or all classes below a package (`pkg.sub.*`), an environment.
@@ -49,13 +47,11 @@ class ActorEnvironmentRegistry(Mapping[str, EnvironmentSpec | str]):
         if not all(part.isidentifier() for part in fqn.removesuffix(".*").split(".")):
             raise SpecError(f"{fqn!r} is not the full name of a class, such as 'package.module.Class'")
         given = spec if isinstance(spec, (EnvironmentSpec, str)) else parse(spec)
-        with self._lock:
-            self._entries[fqn] = given
+        self._entries[fqn] = given
 
     def unregister(self, fqn: str) -> None:
         """Forget what `register` was told about a name; a name that was not registered is ignored."""
-        with self._lock:
-            self._entries.pop(fqn, None)
+        self._entries.pop(fqn, None)
 
     def find(self, fqn: str) -> EnvironmentSpec | str | None:
         """The environment of a class, or None where nobody gave it one."""
@@ -75,8 +71,7 @@ class ActorEnvironmentRegistry(Mapping[str, EnvironmentSpec | str]):
         self.register(fqn, spec)
 
     def __delitem__(self, fqn: str) -> None:
-        with self._lock:
-            del self._entries[fqn]
+        del self._entries[fqn]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._all())
@@ -85,10 +80,9 @@ class ActorEnvironmentRegistry(Mapping[str, EnvironmentSpec | str]):
         return len(self._all())
 
     def _all(self) -> dict[str, EnvironmentSpec | str]:
-        with self._lock:
-            if self._discovered is None:
-                self._discovered = _from_entry_points()
-            return self._discovered | self._entries
+        if self._discovered is None:
+            self._discovered = _from_entry_points()  # Under no lock: they may register something, or fork.
+        return self._discovered | self._entries
 
 
 def _from_entry_points() -> dict[str, EnvironmentSpec | str]:

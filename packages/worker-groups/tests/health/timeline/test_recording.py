@@ -212,7 +212,7 @@ def test_a_process_that_is_forked_while_a_timeline_ends_records_its_own():
     held, free = threading.Event(), threading.Event()
 
     def end_for_long():
-        with shared._lock:
+        with shared._lock.here:
             held.set()
             free.wait(PATIENCE_S)
 

@@ -10,12 +10,12 @@ import ray
 
 from raycrew.cluster_core import _ray
 from raycrew.cluster_core._connection.environment import EnvironmentPolicy, Secrets
-from raycrew.cluster_core._ray import run_on_nodes
+from raycrew.cluster_core._ray import PerProcess, run_on_nodes
 from raycrew.cluster_core.errors import ClusterClosedError
 
 T = TypeVar("T")
 
-changing = RLock()  # One thread at a time joins, starts or leaves a cluster.
+changing = PerProcess(RLock)  # One thread at a time joins, starts or leaves a cluster.
 
 
 class RayConnection:
@@ -130,7 +130,7 @@ class RayConnection:
 
         A runtime that was up before `init_ray` was called, or that came after this one, is left alone.
         """
-        with changing:
+        with changing.here:
             is_ours = not self.closed and self._owns_driver
             self._closed = True
             if is_ours:

@@ -142,7 +142,7 @@ def init_ray(
     if (log_folder := settings.pop("log_dir", None)) is not None:
         check_folder(log_folder, "log_dir")
     start = _StartOptions(**{**settings, "temp_dir": _checked_temp_dir(settings.get("temp_dir"))})
-    with changing:
+    with changing.here:
         known = RayConnection.current()
         RayConnection.of_process = _connect(known, wanted, membership, start, timeout_s, log_folder)
         return RayConnection.of_process

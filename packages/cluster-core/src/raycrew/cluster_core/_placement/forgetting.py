@@ -13,6 +13,8 @@ import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from raycrew.cluster_core._ray import PerProcess
+
 logger = logging.getLogger(__name__)
 
 _EXIT_S = 5.0
@@ -53,12 +55,12 @@ class _Reaper:
     def __init__(self) -> None:
         self.notes: SimpleQueue[_Note | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
+        self._lock = PerProcess(threading.Lock)
 
     def start(self) -> None:
         if self._thread is not None and self._thread.is_alive():
             return
-        with self._lock:
+        with self._lock.here:
             if self._thread is None:
                 atexit.register(self._finish)  # Before Ray's own, which was registered earlier.
             if self._thread is None or not self._thread.is_alive():

@@ -6,6 +6,7 @@ from threading import Lock
 from time import monotonic
 
 from raycrew.cluster_core._planning import RESOURCE_STEP, Bundle, NodeState
+from raycrew.cluster_core._ray import PerProcess
 
 _LONGEST_S = 2.0
 
@@ -23,7 +24,7 @@ class Returning:
         self._clock = clock
         self._expected: dict[str, dict[str, float]] = {}
         self._until = 0.0
-        self._lock = Lock()
+        self._lock = PerProcess(Lock)
 
     def note(self, nodes: Iterable[NodeState], bundles: Iterable[Bundle]) -> None:
         """Note that bundles are about to be given back on nodes as they are now."""
@@ -31,7 +32,7 @@ class Returning:
         for bundle in bundles:
             for name, amount in bundle.resources.items():
                 amounts[bundle.node_id][name] += amount
-        with self._lock:
+        with self._lock.here:
             self._until = self._clock() + _LONGEST_S
             for node in nodes:
                 before: Mapping[str, float] = self._expected.get(node.node_id, {})
@@ -42,7 +43,7 @@ class Returning:
 
     def settled(self, nodes: Iterable[NodeState]) -> bool:
         """Whether nodes show all of it as free; whatever does not come in time was taken by somebody else."""
-        with self._lock:
+        with self._lock.here:
             if not self._expected or self._clock() > self._until:
                 self._expected.clear()
                 return True

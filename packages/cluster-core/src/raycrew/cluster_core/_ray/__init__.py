@@ -7,6 +7,7 @@ from raycrew.cluster_core._ray.later import lazy
 if TYPE_CHECKING:
     from raycrew.cluster_core._ray.census import holders_by_node, node_states
     from raycrew.cluster_core._ray.compat import cluster_address, init, node_address
+    from raycrew.cluster_core._ray.forks import PerProcess
     from raycrew.cluster_core._ray.gate import answer_s, ask, check_connected
     from raycrew.cluster_core._ray.node_calls import run_on_nodes
     from raycrew.cluster_core._ray.questions import (
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NODE_ID_LABEL",
     "GroupState",
+    "PerProcess",
     "Session",
     "answer_s",
     "ask",
@@ -75,6 +77,7 @@ __getattr__ = lazy(
     {
         "census": ["holders_by_node", "node_states"],
         "compat": ["cluster_address", "init", "node_address"],
+        "forks": ["PerProcess"],
         "gate": ["answer_s", "ask", "check_connected"],
         "node_calls": ["run_on_nodes"],
         "questions": [

@@ -13,13 +13,15 @@ from typing import Any
 
 import ray
 
+from raycrew.cluster_core._ray.forks import PerProcess
+
 _Known = tuple[weakref.ref[Any], str]
 
 # Ray's public ways to its own ids connect where there is no connection, or ask the proxy.
 _worker_module: Any = importlib.import_module("ray._private.worker")
 _auto_connect: Any = importlib.import_module("ray._private.auto_init_hook")
 _WARNED = "blocking_get_inside_async_warned"
-_switching = threading.Lock()
+_switching = PerProcess(threading.Lock)
 _known: list[_Known | None] = [None]
 _parents: list[weakref.ref[Any]] = []
 
@@ -132,7 +134,7 @@ def never_connecting() -> Iterator[None]:
     """
     switch = _auto_connect.enable_auto_connect
     if not isinstance(switch, _AutoConnect):
-        with _switching:  # or two threads have switches of their own
+        with _switching.here:  # or two threads have switches of their own
             switch = _auto_connect.enable_auto_connect
             if not isinstance(switch, _AutoConnect):
                 switch = _auto_connect.enable_auto_connect = _AutoConnect(switch)

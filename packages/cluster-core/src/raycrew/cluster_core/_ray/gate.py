@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from ray.exceptions import GetTimeoutError
 
+from raycrew.cluster_core._ray.forks import PerProcess
 from raycrew.cluster_core._ray.session import Session
 from raycrew.cluster_core.errors import ClusterError
 
@@ -23,7 +24,7 @@ T = TypeVar("T")
 _ANSWER_S = 10.0
 _MOST = 32  # Questions that may wait at the same time; those that were given up count.
 
-_room = threading.BoundedSemaphore(_MOST)
+_room = PerProcess(lambda: threading.BoundedSemaphore(_MOST))
 _here = threading.local()
 
 
@@ -51,7 +52,7 @@ def ask(
     if getattr(_here, "asks", False):
         return question()
     timeout_s = _ANSWER_S if timeout_s is None else timeout_s
-    room = _room
+    room = _room.here
     answer: Future[T] = Future()
     leave = _once(room.release)
     thread = threading.Thread(

@@ -3,6 +3,7 @@
 from raycrew.tensor_transport._ray.addresses import address_for_others
 from raycrew.tensor_transport._ray.answers import answered
 from raycrew.tensor_transport._ray.compat import moves_by_nixl
+from raycrew.tensor_transport._ray.forks import CachedProperty, PerProcess
 from raycrew.tensor_transport._ray.nodes import (
     alive_node_ids,
     call_actor,
@@ -36,6 +37,8 @@ from raycrew.tensor_transport._ray.objects import (
 from raycrew.tensor_transport._ray.session import Session, current_session
 
 __all__ = [
+    "CachedProperty",
+    "PerProcess",
     "RayByteStore",
     "Session",
     "address_for_others",

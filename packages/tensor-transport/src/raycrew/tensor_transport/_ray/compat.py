@@ -8,6 +8,7 @@ import weakref
 from contextlib import AbstractContextManager
 from typing import Any
 
+from raycrew.tensor_transport._ray.forks import PerProcess
 from raycrew.tensor_transport.errors import TransportError
 
 _HOOK = "ray._private.auto_init_hook"
@@ -15,14 +16,12 @@ _HOOK = "ray._private.auto_init_hook"
 _Known = tuple[weakref.ref[Any], str]
 
 _known: list[_Known | None] = [None]
-_switching = threading.Lock()
+_switching = PerProcess(threading.Lock)
 _forked_from: list[int] = []
 """The process that used Ray and that this one was forked from, if there is one."""
 
 
 def _note_fork() -> None:
-    global _switching
-    _switching = threading.Lock()
     ray = sys.modules.get("ray")
     if getattr(ray, "is_initialized", bool)():
         _forked_from[:] = [os.getppid()]
@@ -131,7 +130,7 @@ def auto_connect() -> Any:
     """
     hook: Any = sys.modules[_HOOK]
     if not hasattr(hook.enable_auto_connect, "refusals"):
-        with _switching:
+        with _switching.here:
             if not hasattr(hook.enable_auto_connect, "refusals"):
                 hook.enable_auto_connect = _AutoConnect(hook.enable_auto_connect)
     return hook.enable_auto_connect

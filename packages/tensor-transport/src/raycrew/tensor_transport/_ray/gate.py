@@ -11,6 +11,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from raycrew.tensor_transport._ray.forks import PerProcess
 from raycrew.tensor_transport._ray.session import Session, current_session
 from raycrew.tensor_transport.errors import TransportTimeoutError
 
@@ -21,7 +22,7 @@ T = TypeVar("T")
 _ANSWER_S = 10.0
 _MOST = 32  # Questions that may wait at the same time; those that were given up count.
 
-_room = threading.BoundedSemaphore(_MOST)
+_room = PerProcess(lambda: threading.BoundedSemaphore(_MOST))
 
 
 def ask(
@@ -46,7 +47,7 @@ def ask(
     session = session or current_session()
     session.check()
     timeout_s = _ANSWER_S if timeout_s is None else timeout_s
-    room = _room
+    room = _room.here
     answer: Future[T] = Future()
     leave = _once(room.release)
     thread = threading.Thread(

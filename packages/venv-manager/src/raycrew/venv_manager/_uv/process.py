@@ -22,7 +22,7 @@ from packaging.version import Version
 
 from raycrew.venv_manager import errors
 from raycrew.venv_manager._uv.access import hiding
-from raycrew.venv_manager._waiting import LOOK_S, end, start
+from raycrew.venv_manager._waiting import LOOK_S, PerProcess, end, start
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ def _found(environ: Mapping[str, str]) -> tuple[str, str]:
     named = environ.get("RAYCREW_UV")
     if named and not os.access(named, os.X_OK):
         raise errors.UvNotFoundError(f"RAYCREW_UV names {named}, which is no program")
-    with _finding:
+    with _finding.here:
         installed = None if named else _installed_uv()
     if installed is not None:
         return installed
@@ -124,7 +124,7 @@ def _asked(path: str, _mark: tuple[int, int, int]) -> str:
     return match[1]
 
 
-_finding = threading.Lock()  # sysconfig's first use is not safe in several threads at once
+_finding = PerProcess(threading.Lock)  # sysconfig's first use is not safe in several threads at once
 
 
 @lru_cache(maxsize=1)

@@ -10,14 +10,17 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TypeVar
 
+from raycrew.venv_manager._waiting.forks import PerProcess
+
 T = TypeVar("T")
 
 LOOK_S = 0.2  # of one wait in the kernel: Ctrl-C that comes just before it does not wake it
 _OTHERS_WRITE = 0o022  # never, whatever is usual for this user's files: what is installed is run
 _DYING_S = 5.0  # that a killed process may take to be gone
 _running: set["subprocess.Popen[str]"] = set()
-_guard = threading.Lock()
-_ending = threading.Event()
+_guard = PerProcess(threading.Lock)
+_ending = PerProcess(threading.Event)
+os.register_at_fork(after_in_child=_running.clear)
 
 
 def start(
@@ -41,7 +44,7 @@ def start(
             stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
             pass_fds=tuple(pass_fds), umask=_umask() | _OTHERS_WRITE,
         )  # fmt: skip
-        with _guard:
+        with _guard.here:
             _running.add(process)
         return process
 
@@ -65,7 +68,7 @@ def end(process: "subprocess.Popen[str]") -> None:
     """Wait for a process that has ended; kill it with its children if it has not."""
     _kill(process)
     process.wait()
-    with _guard:
+    with _guard.here:
         _running.discard(process)
 
 
@@ -81,7 +84,7 @@ def stop_if_interrupted() -> None:
     Raises:
         KeyboardInterrupt: Ctrl-C ends all that this process does here.
     """
-    if _ending.is_set():
+    if _ending.here.is_set():
         raise KeyboardInterrupt
 
 
@@ -116,16 +119,16 @@ def _end(pool: Executor) -> None:
     done.start()
     try:
         while done.is_alive():
-            _ending.set()  # each time: pools within this one clear it when they have ended
+            _ending.here.set()  # each time: pools within this one clear it when they have ended
             end_all()
             done.join(LOOK_S)
     finally:
-        _ending.clear()
+        _ending.here.clear()
 
 
 def end_all() -> None:
     """Kill all that was started here and still runs, and see it gone."""
-    with _guard:
+    with _guard.here:
         running = list(_running)
     for process in running:
         _kill(process)

@@ -14,6 +14,7 @@ from typing import IO
 
 import filelock
 
+from raycrew.venv_manager._waiting.forks import PerProcess
 from raycrew.venv_manager._waiting.interrupt import stop_if_interrupted
 from raycrew.venv_manager._waiting.progress import Report, changes, silent
 from raycrew.venv_manager.errors import DiskFullError, StoreError, StoreTimeoutError, VenvError, of_store
@@ -25,17 +26,8 @@ HEAR_S = 0.2  # between two looks at what the builder says
 LOOK_S = 1.0  # between two looks at its lock; its release is heard at once, but on some file systems late
 _held: dict[str, int] = {}
 _sleepers: dict[str, threading.Event] = {}
-_guard = threading.Lock()
-
-
-def _begin_anew() -> None:
-    """In a forked process there is no thread that sleeps, nor one that leaves the guard."""
-    global _guard
-    _guard = threading.Lock()
-    _sleepers.clear()
-
-
-os.register_at_fork(after_in_child=_begin_anew)
+_guard = PerProcess(threading.Lock)
+os.register_at_fork(after_in_child=_sleepers.clear)  # There is no thread that sleeps.
 
 
 class KeyLocks:
@@ -148,7 +140,7 @@ class KeyLocks:
         name = str(self._used)
         if name in _held:
             return True
-        with _guard:
+        with _guard.here:
             if name in _held:
                 return True
             try:
@@ -171,7 +163,7 @@ class KeyLocks:
 
     def release(self) -> None:
         """This process uses the environment no longer."""
-        with _guard:
+        with _guard.here:
             descriptor = _held.pop(str(self._used), None)
             if descriptor is not None:
                 os.close(descriptor)
@@ -264,7 +256,7 @@ def _unlockable(path: Path, error: OSError) -> VenvError:
 
 def _release_of(name: str) -> threading.Event:
     """Set as soon as a lock is released: a thread sleeps in the kernel, one for all who wait or gave up."""
-    with _guard:
+    with _guard.here:
         released = _sleepers.get(name)
         if released is None:
             released = _sleepers[name] = threading.Event()
@@ -279,7 +271,7 @@ def _sleep_until_released(name: str, released: threading.Event) -> None:
             fcntl.flock(file, fcntl.LOCK_UN)  # said, as a forked child may share the descriptor
     except OSError:
         time.sleep(POLL_S)
-    with _guard:
+    with _guard.here:
         _sleepers.pop(name, None)
     released.set()
 

@@ -27,7 +27,7 @@ from raycrew.worker_groups._on_nodes import (
     stacks,
     watch,
 )
-from raycrew.worker_groups._ray import ModuleLock, connection, end_actors, start_actor
+from raycrew.worker_groups._ray import PerProcess, connection, end_actors, start_actor
 
 _KEEPERS = (process_table, marks, family, limits, lookout, keeper)  # each needs only those before it
 
@@ -37,14 +37,14 @@ WATCH = "raycrew-watch-"
 #: What a watch is told of a worker.
 Told = watch.Told
 
-_lock = ModuleLock()
-_owner_lock = ModuleLock(threading.RLock)  # a cache alone lets two threads make two
+_lock = PerProcess(threading.Lock)
+_owner_lock = PerProcess(threading.RLock)  # a cache alone lets two threads make two
 _watches: dict[tuple[str | None, str], Any] = {}
 
 
 def watch_owner() -> str:
     """What is in the names of all watches of this process over this connection, and of no others."""
-    with _owner_lock:
+    with _owner_lock.here:
         return _owner_of(os.getpid(), connection())
 
 
@@ -63,7 +63,7 @@ def stand_by(node_ids: Sequence[str]) -> None:
 def watch_on(node_id: str, timeout_s: float = 10.0) -> Any:
     """The watch of a node, made where there is none."""
     session = connection()
-    with _lock:
+    with _lock.here:
         for other in [key for key in _watches if key[0] != session]:
             del _watches[other]
         known = _watches.get((session, node_id))
@@ -74,7 +74,7 @@ def watch_on(node_id: str, timeout_s: float = 10.0) -> Any:
     name = f"{WATCH}{watch_owner()}-{node_id}-{uuid.uuid4().hex[:8]}"
     options = {"scheduling_strategy": here, "name": name}
     made = start_actor(_actor_class(), options, timeout_s, [_sources()])
-    with _lock:  # Ray may take its time, for which nobody else should wait
+    with _lock.here:  # Ray may take its time, for which nobody else should wait
         kept = _watches.setdefault((session, node_id), made)
     if kept is not made:
         end_actors([made])
@@ -88,7 +88,7 @@ def has_watch(node_id: str) -> bool:
 
 def forget_watch(node_id: str, dead: Any) -> None:
     """Have another watch made on a node when one is wanted, in place of a dead one."""
-    with _lock:
+    with _lock.here:
         if _watches.get((connection(), node_id)) is dead:
             del _watches[connection(), node_id]
 

@@ -31,7 +31,7 @@ from raycrew.worker_groups._ray.compat import (
     runs_in_order,
     unwrap_actor_class,
 )
-from raycrew.worker_groups._ray.forks import ModuleLock
+from raycrew.worker_groups._ray.forks import PerProcess
 from raycrew.worker_groups._ray.measures import counter, gauge, histogram
 from raycrew.worker_groups._ray.nodes import (
     claim_cpus,
@@ -54,7 +54,7 @@ from raycrew.worker_groups._ray.sessions import (
 __all__ = [
     "ActorName",
     "ActorState",
-    "ModuleLock",
+    "PerProcess",
     "actor_states",
     "assigned_accelerators",
     "await_end",

@@ -1,31 +1,26 @@
-"""Locks of modules, where a process is forked: the thread that held one is not there to let go of it."""
+"""Locks of modules, where a process is forked: the thread that holds one is not there to let go of it."""
 
 import os
-import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
 
 
-class ModuleLock:
-    """A lock that is new, and held by nobody, in each process that is forked from this one.
+class PerProcess(Generic[T]):
+    """A lock of a module, or the like: in each process that is forked from this a new one, held by nobody.
 
     Args:
         make: Makes it.
+
+    Attributes:
+        here: That of this process. What is taken before a fork is let go of after it, in both processes.
     """
 
-    def __init__(self, make: Callable[[], AbstractContextManager[Any]] = threading.Lock) -> None:
+    def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
-        self._lock = make()
+        self._renew()
         os.register_at_fork(after_in_child=self._renew)
 
-    def __enter__(self) -> None:
-        """Take it."""
-        self._lock.__enter__()
-
-    def __exit__(self, *raised: object) -> None:
-        """Let go of it."""
-        self._lock.__exit__(None, None, None)
-
     def _renew(self) -> None:
-        self._lock = self._make()
+        self.here = self._make()

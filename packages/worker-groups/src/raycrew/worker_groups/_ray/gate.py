@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from ray.exceptions import GetTimeoutError
 
 from raycrew.cluster_core import ClusterClosedError, Session
+from raycrew.worker_groups._ray.forks import PerProcess
 from raycrew.worker_groups._ray.sessions import current_session
 from raycrew.worker_groups.errors import WorkerGroupClosedError
 
@@ -24,7 +25,7 @@ T = TypeVar("T")
 ANSWER_S = 10.0
 _MOST = 32  # Questions that may wait at the same time; those that were given up count.
 
-_room = threading.BoundedSemaphore(_MOST)
+_room = PerProcess(lambda: threading.BoundedSemaphore(_MOST))
 
 
 def ask(
@@ -43,7 +44,7 @@ def ask(
         GetTimeoutError: No answer in time.
     """
     session = current_session()
-    room = _room
+    room = _room.here
     answer: Future[T] = Future()
     leave = _once(room.release)
     thread = threading.Thread(

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from raycrew.tensor_transport._ray import PerProcess
 from raycrew.tensor_transport.errors import TransportTimeoutError
 from raycrew.tensor_transport.process_groups._process import Gate
 
@@ -26,7 +27,7 @@ _ENVIRONMENT = {
 }
 _END_S = 5.0
 _POLL_S = 0.0005
-_environment_lock = threading.Lock()
+_environment_lock = PerProcess(threading.Lock)
 
 
 class NcclFabric:
@@ -146,7 +147,7 @@ def _becomes(is_so: Callable[[], bool], timeout_s: float) -> bool:
 @contextmanager
 def _variables(values: dict[str, str]) -> Iterator[None]:
     """Environment variables that hold while something is made."""
-    with _environment_lock:
+    with _environment_lock.here:
         before = {name: os.environ.get(name) for name in values}
         os.environ.update(values)
         try:

@@ -1,7 +1,6 @@
 """What an update is: names, shapes, dtypes, where their bytes lie, and a checksum for each bucket."""
 
 import dataclasses
-import functools
 import hashlib
 import json
 import operator
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 from raycrew.tensor_transport._bytes import ByFields
+from raycrew.tensor_transport._ray import CachedProperty
 from raycrew.tensor_transport.errors import ManifestMismatchError, WeightUpdateError
 from raycrew.tensor_transport.weights._update.spans import Span
 
@@ -76,12 +76,12 @@ class BucketPlan:
     tensors: tuple[TensorEntry, ...]
     bucket_sizes: tuple[int, ...]
 
-    @functools.cached_property
+    @CachedProperty
     def columns(self) -> bytes:
         """All of it as bytes, as it is sent: equal plans have the same ones."""
         return json.dumps([self.bucket_sizes, *zip(*map(_FIELDS, self.tensors), strict=True)]).encode()
 
-    @functools.cached_property
+    @CachedProperty
     def digest(self) -> str:
         """Of names, dtypes, shapes, pieces and places."""
         return hashlib.blake2b(self.columns, digest_size=16).hexdigest()
@@ -89,12 +89,12 @@ class BucketPlan:
     def __reduce__(self) -> tuple[Any, ...]:
         return _plan_of, (self.columns,)  # Whoever gets it makes the digest anew.
 
-    @functools.cached_property
+    @CachedProperty
     def schema(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Name -> (dtype, shape of the whole tensor)."""
         return {entry.name: (entry.dtype, entry.full_shape) for entry in self.tensors}
 
-    @functools.cached_property
+    @CachedProperty
     def by_bucket(self) -> tuple[tuple[TensorEntry, ...], ...]:
         """The entries of each bucket."""
         found: list[list[TensorEntry]] = [[] for _ in self.bucket_sizes]

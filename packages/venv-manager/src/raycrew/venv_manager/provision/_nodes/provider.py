@@ -1,5 +1,6 @@
 """The registry as a provider of environments: what worker groups ask for a class's interpreter."""
 
+import os
 import sys
 import threading
 from pathlib import Path
@@ -26,8 +27,7 @@ class RegistryEnvironmentProvider:
     ) -> None:
         self._store = store
         self._registry = ACTOR_ENVIRONMENT_REGISTRY if registry is None else registry
-        self._locks: dict[EnvironmentSpec | str, threading.Lock] = {}
-        self._guard = threading.Lock()
+        self._locks: dict[tuple[int, EnvironmentSpec], threading.Lock] = {}
 
     def python_for(self, actor_class_fqn: str, runner: NodeRunner | None) -> str | None:
         """Path of the interpreter for a class's actors, the same on each node; None for the driver's own.
@@ -45,9 +45,8 @@ class RegistryEnvironmentProvider:
         spec = parse(given)
         if spec.kind == "interpreter" and Path(spec.path) == Path(sys.executable):
             return None
-        with self._guard:
-            lock = self._locks.setdefault(spec, threading.Lock())
-        with lock:
+        # A process that is forked meanwhile has locks of its own: nobody there is done with these.
+        with self._locks.setdefault((os.getpid(), spec), threading.Lock()):
             if runner is None:
                 return create_local_venv(spec, actor_class_fqn, store=self._store)
             return create_local_venv_on_each_node(spec, actor_class_fqn, runner, store=self._store)

@@ -4,7 +4,6 @@ import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from raycrew.venv_manager._spec import (
@@ -16,6 +15,7 @@ from raycrew.venv_manager._spec import (
     is_litter,
     named_files,
 )
+from raycrew.venv_manager._waiting import CachedProperty
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Ignored:
     folder: Path
     counted: frozenset[str] = frozenset()
 
-    @cached_property
+    @CachedProperty
     def names(self) -> list[str]:
         """Files, and folders (with a slash) as a whole; not those that hold nothing yet."""
         if not self.folder.is_dir():
@@ -38,7 +38,7 @@ class Ignored:
         names = (name for name in ignored_by_git(str(self.folder)) if not is_litter(str(self.folder), name))
         return [name for name in names if holds_files(f"{self.folder}/{name.rstrip('/')}")]
 
-    @cached_property
+    @CachedProperty
     def named(self) -> frozenset[str]:
         """Those that hold what the source itself says to uv that it is built from: its `cache-keys`."""
         found = named_files(self.folder) if self.names else set()
@@ -46,12 +46,12 @@ class Ignored:
             n for n in self.names if n in found or (n.endswith("/") and any(f.startswith(n) for f in found))
         )
 
-    @cached_property
+    @CachedProperty
     def marks(self) -> Mapping[str, tuple[int, ...]]:
         """When each file was changed last."""
         return self.marks_of(self.names)
 
-    @cached_property
+    @CachedProperty
     def sums(self) -> Mapping[str, str]:
         """What the files hold that are looked at: those in no ignored folder, and what is counted."""
         looked_at = (name for name in self.names if not name.endswith("/") or name in self.counted)

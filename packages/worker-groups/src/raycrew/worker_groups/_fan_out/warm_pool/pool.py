@@ -18,7 +18,7 @@ from raycrew.worker_groups._fan_out.processes import CONTROL, Code, FanOutHost, 
 from raycrew.worker_groups._fan_out.warm_pool.asked import Asked, Keys
 from raycrew.worker_groups._fan_out.warm_pool.claims import Claims
 from raycrew.worker_groups._fan_out.warm_pool.shares import Shares, share_out
-from raycrew.worker_groups._ray import ModuleLock
+from raycrew.worker_groups._ray import PerProcess
 from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
 
 logger = logging.getLogger(__name__)
@@ -240,7 +240,7 @@ class Pool:
 
 
 _shared: Pool | None = None
-_shared_lock = ModuleLock()
+_shared_lock = PerProcess(threading.Lock)
 
 
 def shared_pool() -> Pool:
@@ -253,7 +253,7 @@ def shared_pool() -> Pool:
     owner = _ray.connection()
     if owner is None:
         raise WorkerGroupError("not connected to Ray: call raycrew.cluster_core.init_ray() before fan_out()")
-    with _shared_lock:
+    with _shared_lock.here:
         if _shared is None or _shared.owner != owner:
             _shared = Pool(owner)
         return _shared
@@ -262,7 +262,7 @@ def shared_pool() -> Pool:
 def close_shared_pool() -> None:
     """Close the pool of this process, if there is one; the next call starts another."""
     global _shared
-    with _shared_lock:
+    with _shared_lock.here:
         pool, _shared = _shared, None
     if pool is not None:
         pool.close()

@@ -15,12 +15,12 @@ from functools import partial
 from queue import SimpleQueue
 
 from raycrew.worker_groups._group.life.waiting_for import is_done
-from raycrew.worker_groups._ray import ModuleLock
+from raycrew.worker_groups._ray import PerProcess
 
 logger = logging.getLogger(__name__)
 
 _notes: SimpleQueue[Callable[[], None]] = SimpleQueue()
-_lock = ModuleLock()
+_lock = PerProcess(threading.Lock)
 _threads: list[threading.Thread] = []
 os.register_at_fork(after_in_child=_threads.clear)
 
@@ -44,7 +44,7 @@ def watch_over(in_use: InUse, what: str, give_back: Callable[[], object]) -> Cal
     Returns:
         Ends the watch.
     """
-    with _lock:
+    with _lock.here:
         if not any(thread.is_alive() for thread in _threads):
             _threads[:] = [threading.Thread(target=_read_notes, name="raycrew-abandoned", daemon=True)]
             _threads[0].start()

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from raycrew.worker_groups._group.life.waiting_for import is_done
-from raycrew.worker_groups._ray import ModuleLock
+from raycrew.worker_groups._ray import PerProcess
 
 logger = logging.getLogger(__name__)
 
 _kept: list[Callable[[], bool]] = []
-_lock = ModuleLock()
+_lock = PerProcess(threading.Lock)
 os.register_at_fork(after_in_child=_kept.clear)  # A forked process leaves alone what is its parent's.
 
 
@@ -23,7 +23,7 @@ def keep(give_back: Callable[[], bool]) -> None:
     Args:
         give_back: Tries to, within bounded time; says whether it is done with.
     """
-    with _lock:
+    with _lock.here:
         _kept.append(give_back)
 
 
@@ -34,7 +34,7 @@ def try_again(timeout_s: float) -> None:
         timeout_s: How long that is waited for; what takes longer goes on, and is kept again if it is in vain.
     """
     deadline, tries = time.monotonic() + timeout_s, list[Future[None]]()
-    with _lock:
+    with _lock.here:
         mine, _kept[:] = list(_kept), []
     try:
         while mine:
@@ -43,7 +43,7 @@ def try_again(timeout_s: float) -> None:
             tries.append(over)
             mine.pop()
     finally:
-        with _lock:
+        with _lock.here:
             _kept.extend(mine)
     for over in tries:
         is_done(over, max(0.0, deadline - time.monotonic()))

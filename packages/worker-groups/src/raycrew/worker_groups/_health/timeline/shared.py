@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from raycrew.worker_groups._health.observers import observed
 from raycrew.worker_groups._health.timeline.questions import NodeWorkers
 from raycrew.worker_groups._health.timeline.recorder import Listener, Recorder
-from raycrew.worker_groups._ray import ModuleLock
+from raycrew.worker_groups._ray import PerProcess
 
-_lock = ModuleLock(threading.RLock)  # a signal's handler may end a timeline while one is made or ended
+_lock = PerProcess(threading.RLock)  # a signal's handler may end a timeline while one is made or ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Subscription:
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
         self._listeners = listeners
-        with _lock:
+        with _lock.here:
             now = observed.by
             self._recorder = now if isinstance(now, _Shared) else _Shared()
             self._before = self._recorder.losses().calls
@@ -58,6 +58,6 @@ class Subscription:
 
     def end(self) -> Losses:
         """Have the listeners told of the rest, and leave."""
-        with _lock:
+        with _lock.here:
             self._recorder.leave(*self._listeners)
         return self.losses()

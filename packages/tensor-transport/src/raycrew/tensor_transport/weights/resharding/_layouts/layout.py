@@ -4,11 +4,12 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
 from raycrew.tensor_transport._bytes import parse_torch_dtype
+from raycrew.tensor_transport._ray import CachedProperty
 from raycrew.tensor_transport.errors import DecodeError, LayoutError
 from raycrew.tensor_transport.weights.resharding._layouts.boxes import (
     Block,
@@ -107,7 +108,7 @@ class Layout:
                 _check(name, tensor)
                 checked.add(key)
 
-    @cached_property
+    @CachedProperty
     def digest(self) -> str:
         """What tells this layout from others: the same in all processes."""
         shares: dict[int, str] = {}
@@ -121,7 +122,7 @@ class Layout:
             lines.append(f"{name!r} {tensor.dtype} {tensor.shape} {tensor.parameters!r} {found}")
         return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
 
-    @cached_property
+    @CachedProperty
     def ranks(self) -> tuple[int, ...]:
         """The ranks that hold anything."""
         distinct = {id(t.shares): t.shares for t in self.tensors.values()}
