@@ -83,14 +83,7 @@ class TestUpdates:
     def test_what_lies_in_shared_memory_is_not_copied_before_it_is_loaded(
         self, engine, trainer, store, monkeypatch
     ):
-        lies_there, load = [], _loading.load
-
-        def looking(model, weights, **how):
-            given = list(weights)
-            lies_there[:] = {is_in_shared_memory(tensor) for _, tensor in given}
-            load(model, iter(given), **how)
-
-        monkeypatch.setattr(_loading, "load", looking)
+        lies_there = watched(monkeypatch)
         for borrow in (False, True):
             with VllmWeights(engine, store=store, borrow=borrow) as weights:
                 size = weights.apply_weights(update := trainer.publish(17)).size_bytes
@@ -104,15 +97,18 @@ class TestUpdates:
             (answer,) = engine.generate([{"prompt_token_ids": LONG}], greedy(4), use_tqdm=False)
             assert versions_of(answer.outputs[0]) in ({"1": 4}, None)
 
-    def test_over_gloo(self, engine):
+    @pytest.mark.parametrize("transport", ["gloo", "shared_memory"])
+    def test_over_a_route_nothing_is_copied_either(self, engine, transport, monkeypatch):
+        lies_there = watched(monkeypatch)
         directory = WeightDirectory.local()
         peer = Over(engine, directory)
-        with WeightRoute("gloo") as route:
+        with WeightRoute(transport) as route:
             for seed in (6, 7):
                 peer.seed = seed
                 options = {"directory": directory, "route": route, "publish": "publish_weights"}
                 sync_weights(LocalPeers([peer.trainer]), LocalPeers([peer]), **options)
                 peer.weights.check(references(model_of(engine.kind, seed)))
+                assert lies_there == [transport == "shared_memory"]
         peer.close()
 
     def test_200_updates_take_no_memory(self, engine, trainer, store):
@@ -247,6 +243,19 @@ def spoil_one_load(patch, weights):
         return loader([*tensors[:cut], ("no.such.weight", torch.zeros(3)), *tensors[cut:]])
 
     patch.setattr(weights._loader._stage, "lend", lend)
+
+
+def watched(patch):
+    """Whether the tensors that the engine's worker loads lie in shared memory; filled by each load."""
+    lies_there, load = [], _loading.load
+
+    def looking(model, weights, **how):
+        given = list(weights)
+        lies_there[:] = {is_in_shared_memory(tensor) for _, tensor in given}
+        load(model, iter(given), **how)
+
+    patch.setattr(_loading, "load", looking)
+    return lies_there
 
 
 def is_in_shared_memory(tensor):
