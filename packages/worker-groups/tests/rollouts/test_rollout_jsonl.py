@@ -139,3 +139,18 @@ def test_a_write_that_ends_early_leaves_nothing_and_may_be_made_again(tmp_path, 
     add(lines, "b")
     lines.close()
     assert ids_in(tmp_path / "out.jsonl") == ["a", "b"]
+
+
+@pytest.mark.hostile
+def test_nothing_is_written_to_another_file_that_has_the_number_of_the_files(tmp_path):
+    other = tmp_path / "other"
+    other.write_bytes(b"o" * 1000)
+    lines = JsonLines(tmp_path / "lines", is_synced=False)
+    lines.add("a", line_of("a", ["1"], {}))
+    os.close(number := lines._file.descriptor)
+    assert os.open(other, os.O_RDWR) == number
+    with pytest.raises(RolloutFileError, match="something else has closed it"):
+        lines.add("b", line_of("b", ["1"], {}))
+    lines.close()
+    os.close(number)  # It is not the collection's.
+    assert other.read_bytes() == b"o" * 1000

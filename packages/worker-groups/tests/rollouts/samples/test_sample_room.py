@@ -1,12 +1,14 @@
 """Who may put first where room is short, and what becomes of room on disk."""
 
 import asyncio
+import gc
 import os
+import tempfile
 import threading
 
 import pytest
 
-from raycrew.worker_groups.errors import SampleQueueTimeoutError
+from raycrew.worker_groups.errors import SampleJournalError, SampleQueueTimeoutError
 from raycrew.worker_groups.rollouts.samples import SampleQueue
 from raycrew.worker_groups.rollouts.samples._keeping.room import PLACE_S, Room
 from raycrew.worker_groups.rollouts.samples._storage import Rows, spilling
@@ -113,7 +115,7 @@ def small_blocks(monkeypatch):
 
 
 def on_disk(spilled):
-    return sum(os.fstat(file.fileno()).st_blocks for file in spilled._files.values()) * 512
+    return sum(os.fstat(file.descriptor).st_blocks for file in spilled._files.values()) * 512
 
 
 def test_room_on_disk_goes_back_in_which_nothing_is_wanted(tmp_path, small_blocks):
@@ -156,6 +158,45 @@ def test_what_is_wanted_is_found_out_anew(tmp_path, small_blocks):
     spilled.free(places[1])
     assert [spilled.read(place)[:1] for place in places[2:]] == [bytes([2]), bytes([3])]
     spilled.close()
+
+
+@pytest.fixture
+def stranger(tmp_path):
+    """Has another file without a name take the place of what rows were spilled to."""
+    numbers = []
+
+    def take_the_place(spilled):
+        (mine,) = spilled._files.values()
+        numbers.append(mine.descriptor)
+        os.close(numbers[0])
+        with tempfile.TemporaryFile(dir=tmp_path, buffering=0) as other:  # often of the same inode, too
+            other.write(b"o" * 10_000)
+            os.dup2(other.fileno(), numbers[0])
+
+    yield take_the_place
+    gc.collect()
+    assert os.pread(numbers[0], 20_000, 0) == b"o" * 10_000, "it is not the queue's"
+    os.close(numbers[0])
+
+
+@pytest.mark.hostile
+def test_spilled_rows_are_not_taken_from_another_file_that_has_the_number_of_theirs(tmp_path, stranger):
+    with SampleQueue(["x"], name="rollouts", max_memory=1, spill=tmp_path) as queue:
+        queue.put({"x": ["first", "second"]}, version=0)
+        stranger(queue._channel._keeper._rows._spilled)
+        with pytest.raises(SampleJournalError, match=r"rollouts can't read .* something else has closed it"):
+            queue.get(1)
+        queue.put({"x": ["third"]}, version=9)
+        queue.advance(9)
+        assert queue.discard(max_staleness=1) == 2, "what is lost can go"
+        assert queue.get(1)["x"] == ["third"]
+
+
+@pytest.mark.hostile
+def test_a_queue_that_nobody_has_closed_closes_no_file_of_others(tmp_path, stranger):
+    queue = SampleQueue(["x"], max_memory=1, spill=tmp_path)
+    stranger(queue._channel._keeper._rows._spilled)
+    del queue
 
 
 def test_much_that_is_spilled_takes_one_descriptor(tmp_path):

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from raycrew.worker_groups.rollouts._files import OpenFile
 from raycrew.worker_groups.rollouts._values import RolloutFailure
 from raycrew.worker_groups.rollouts.errors import RolloutFileError
 
@@ -60,9 +61,9 @@ class JsonLines:
 
     def __init__(self, path: Path, *, is_synced: bool) -> None:
         self._path, self._is_synced, self._lock = path, is_synced, threading.Lock()
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = OpenFile.at(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._file.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._end, self.ids = 0, set[str]()
             self._read()
         except BlockingIOError:
@@ -88,7 +89,7 @@ class JsonLines:
             self._write(line)
         except BaseException as error:
             with suppress(OSError):
-                os.ftruncate(self._file, self._end)
+                os.ftruncate(self._file.descriptor, self._end)
             if isinstance(error, OSError):
                 raise RolloutFileError(f"{self._path} can't be written to: {error}") from error
             raise
@@ -98,27 +99,23 @@ class JsonLines:
     def close(self) -> None:
         """Give the file up; idempotent."""
         with self._lock:
-            if self._file >= 0:
-                os.close(self._file)
-                self._file = -1
+            self._file.close()
 
     def forget(self) -> None:
         """Give the file up in a forked child, whose copy of the lock some thread may have held."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._file.close()
 
     def _write(self, line: bytes) -> None:
-        rest, offset = memoryview(line), self._end
+        descriptor, rest, offset = self._file.descriptor, memoryview(line), self._end
         while rest:
-            written = os.pwrite(self._file, rest, offset)
+            written = os.pwrite(descriptor, rest, offset)
             rest, offset = rest[written:], offset + written
         if self._is_synced:
-            os.fsync(self._file)
+            os.fsync(descriptor)
 
     def _read(self) -> None:
         """Note whose lines are there, and where the last one ends."""
-        with os.fdopen(os.dup(self._file), "rb") as lines:
+        with os.fdopen(os.dup(self._file.descriptor), "rb") as lines:
             lines.seek(0)
             for number, line in enumerate(lines, 1):
                 if not line.endswith(b"\n"):
@@ -130,7 +127,7 @@ class JsonLines:
     def _settle(self, line: bytes, number: int) -> None:
         """A last line without an end: gets it, or goes."""
         if _is_cut(line):
-            os.ftruncate(self._file, self._end)
+            os.ftruncate(self._file.descriptor, self._end)
         else:
             self._add(self._id_of(line, number), line + b"\n")
 

@@ -5,11 +5,11 @@ import os
 import stat
 import weakref
 from collections import OrderedDict
-from contextlib import suppress
 from pathlib import Path
 
 from raycrew.worker_groups.errors import SampleJournalError
-from raycrew.worker_groups.rollouts.samples._storage.files import OpenFile, read_all
+from raycrew.worker_groups.rollouts._files import OpenFile
+from raycrew.worker_groups.rollouts.samples._storage.files import read_all
 from raycrew.worker_groups.rollouts.samples._storage.rows import Place
 
 _MOST_OPEN = 32
@@ -41,18 +41,17 @@ class Folder:
         self.path = path
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_owner(path)
-        lock = OpenFile(path / "lock", _FLAGS | os.O_RDWR | os.O_CREAT)
+        self._lock = lock = OpenFile.at(path / "lock", _FLAGS | os.O_RDWR | os.O_CREAT)
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
-        self._unlock = weakref.finalize(self, lock.close)  # also of a queue that nobody has closed
         _locked.add(self)
         try:
             fcntl.flock(lock.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.pread(lock.descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
-            self._unlock()
+            self._lock.close()
             raise SampleJournalError(f"{path} is in use by another queue (process {holder})") from None
         except OSError:
-            self._unlock()
+            self._lock.close()
             raise
         os.ftruncate(lock.descriptor, 0)
         os.pwrite(lock.descriptor, str(os.getpid()).encode(), 0)
@@ -67,7 +66,7 @@ class Folder:
 
     def create(self, number: int, *, is_synced: bool) -> OpenFile:
         """A new file, to be written to; it is the caller's."""
-        made = OpenFile(self.name(number), _FLAGS | os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        made = OpenFile.at(self.name(number), _FLAGS | os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         if is_synced:
             self._sync_names()
         return made
@@ -104,12 +103,12 @@ class Folder:
         """Give the folder up; idempotent."""
         while self._open:
             self._open.popitem()[1].close()
-        self._unlock()
+        self._lock.close()
 
     def _descriptor(self, number: int) -> int:
         opened = self._open.get(number)
         if opened is None or not opened.is_open():
-            self._open[number] = opened = OpenFile(self.name(number), _FLAGS | os.O_RDONLY)
+            self._open[number] = opened = OpenFile.at(self.name(number), _FLAGS | os.O_RDONLY)
             if len(self._open) > _MOST_OPEN:
                 self._open.popitem(last=False)[1].close()
         self._open.move_to_end(number)
@@ -124,8 +123,7 @@ class Folder:
 
     def forget(self) -> None:
         """Have a forked child not keep the folder locked when its parent has ended."""
-        with suppress(OSError):
-            self._unlock()
+        self._lock.close()
 
 
 def _check_owner(path: Path) -> None:

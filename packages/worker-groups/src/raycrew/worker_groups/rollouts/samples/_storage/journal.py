@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from raycrew.worker_groups.errors import SampleJournalError
+from raycrew.worker_groups.rollouts._files import OpenFile
 from raycrew.worker_groups.rollouts.samples._states import Keys, Sample, VersionRun
-from raycrew.worker_groups.rollouts.samples._storage.files import SEGMENT_BYTES, OpenFile, write_all
+from raycrew.worker_groups.rollouts.samples._storage.files import SEGMENT_BYTES, write_all
 from raycrew.worker_groups.rollouts.samples._storage.folder import Folder
 from raycrew.worker_groups.rollouts.samples._storage.records import DamagedError, Record, encode, records
 from raycrew.worker_groups.rollouts.samples._storage.rows import Place, Standing

@@ -1,12 +1,11 @@
 """Rows in memory as far as they fit, and the newest on disk, in files that go with the process."""
 
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
+from raycrew.worker_groups.rollouts._files import MARK_BYTES, OpenFile
 from raycrew.worker_groups.rollouts.samples._states import Sample
 from raycrew.worker_groups.rollouts.samples._storage.files import SEGMENT_BYTES, read_all, write_all
 from raycrew.worker_groups.rollouts.samples._storage.holes import punch
@@ -33,17 +32,17 @@ class SpilledRows:
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
-        self._files: dict[int, Any] = {}
+        self._files: dict[int, OpenFile] = {}
         self._wanted: dict[int, Counter[int]] = {}  # by file and block, how many rows lie there
         self._current = self._end = 0
         self._begin_file()
-        write_all(self._files[0].fileno(), bytes(1), 0)
-        self._has_holes = punch(self._files[0].fileno(), 0, BLOCK_BYTES)
+        write_all(self._files[0].descriptor, bytes(1), MARK_BYTES)
+        self._has_holes = punch(self._files[0].descriptor, MARK_BYTES, BLOCK_BYTES)
         self._most_bytes = LONG_BYTES if self._has_holes else SEGMENT_BYTES
 
     def _begin_file(self) -> None:
-        file: Any = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115
-        self._files[self._current], self._wanted[self._current], self._end = file, Counter(), 0
+        file = OpenFile.without_name(self._directory)
+        self._files[self._current], self._wanted[self._current], self._end = file, Counter(), MARK_BYTES
 
     def write(self, row: bytes) -> Place:
         """Put a row away.
@@ -51,7 +50,7 @@ class SpilledRows:
         Raises:
             OSError: There is no room.
         """
-        if self._end >= self._most_bytes:
+        if self._end >= self._most_bytes or not self._files[self._current].is_open():
             before, self._current = self._current, self._current + 1
             try:
                 self._begin_file()
@@ -59,7 +58,7 @@ class SpilledRows:
                 self._current = before
                 raise
             self._forget(before)
-        write_all(self._files[self._current].fileno(), row, self._end)
+        write_all(self._files[self._current].descriptor, row, self._end)
         place = Place(self._current, self._end, len(row))
         self._wanted[self._current].update(_blocks(place))
         self._end += len(row)
@@ -67,7 +66,7 @@ class SpilledRows:
 
     def read(self, place: Place) -> bytes:
         """The row at a place."""
-        return read_all(self._files[place.segment].fileno(), place)
+        return read_all(self._files[place.segment].descriptor, place)
 
     def free(self, place: Place) -> None:
         """Want a row no longer; what it was the last one in goes."""
@@ -90,8 +89,9 @@ class SpilledRows:
 
     def _give_back(self, segment: int, block: int) -> None:
         is_written = segment != self._current or (block + 1) * BLOCK_BYTES <= self._end
-        if self._has_holes and is_written:
-            punch(self._files[segment].fileno(), block * BLOCK_BYTES, BLOCK_BYTES)
+        if self._has_holes and is_written and self._files[segment].is_open():
+            start = max(block * BLOCK_BYTES, MARK_BYTES)
+            punch(self._files[segment].descriptor, start, (block + 1) * BLOCK_BYTES - start)
 
     def _forget(self, segment: int) -> None:
         if segment in self._files and not self._wanted[segment]:
