@@ -122,6 +122,7 @@ def test_sockets_that_an_item_closes_and_opens_again_reach_no_result(tmp_path):
     results = fan_out(reopen, range(10), batch_size=5, on_error="return")
     assert isinstance(results[3], ItemCrashedError)
     assert results[:3] + results[4:] == [0, 1, 2, *range(4, 10)]
+    assert [path.stat().st_size for path in tmp_path.iterdir()] == [0] * 200, "they are the item's"
 
 
 def strangers_in(journal_only):

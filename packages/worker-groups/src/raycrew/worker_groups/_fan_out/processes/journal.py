@@ -5,6 +5,7 @@ costs two small writes and no wake-up, and nothing finished is ever lost. One pr
 writes says whose it is: a child that an item has forked holds the same file.
 """
 
+import errno
 import os
 import struct
 import time
@@ -54,6 +55,7 @@ class Journal:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
+        self._file = os.fstat(fd)
         self._end = _HEAD.size
         self._stamp = Stamp(0, 0, 0)
 
@@ -63,21 +65,21 @@ class Journal:
         """Begin a batch: nothing finished, nothing loaded yet."""
         self._stamp = stamp
         self.end_strays()
-        os.ftruncate(self.fd, _HEAD.size)  # never shorter: the other side may be reading the head
+        os.ftruncate(self._own(), _HEAD.size)  # never shorter: the other side may be reading the head
         self._end = _HEAD.size
         self.start(INITIALIZING)
 
     def start(self, position: int) -> None:
         """Note that the item at `position` starts now."""
         self.end_strays()
-        os.pwrite(self.fd, _HEAD.pack(*self._stamp, position, time.monotonic()), 0)
+        os.pwrite(self._own(), _HEAD.pack(*self._stamp, position, time.monotonic()), 0)
 
     def finish(self, position: int, ok: bool, seconds: float, payload: bytes) -> None:
         """Note the end of the item at `position`."""
         self.end_strays()
         frame = memoryview(_FRAME.pack(*self._stamp, position, ok, seconds, len(payload)) + payload)
         while frame:
-            written = os.pwrite(self.fd, frame, self._end)
+            written = os.pwrite(self._own(), frame, self._end)
             self._end += written
             frame = frame[written:]
 
@@ -85,6 +87,12 @@ class Journal:
         """End this process if it is not the one that was asked, but a child that an item has forked."""
         if os.getpid() != self._stamp.pid:
             os._exit(1)
+
+    def _own(self) -> int:
+        """The descriptor, unless an item has closed it: another file may have its number."""
+        if not os.path.samestat(os.fstat(self.fd), self._file):
+            raise OSError(errno.EBADF, "an item has closed the journal")
+        return self.fd
 
     # The process that supervises
 
