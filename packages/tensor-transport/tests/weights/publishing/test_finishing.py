@@ -4,12 +4,12 @@ import threading
 
 import pytest
 import torch
-from models import assert_same
+from models import assert_same, weights
 from streaming import Generator, Trainer, sync
 
-from raycrew.tensor_transport.errors import SourceChangedError
+from raycrew.tensor_transport.errors import SourceChangedError, UpdateAbortedError
 from raycrew.tensor_transport.testing import InProcessByteStore
-from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher
+from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher, WeightReceiver
 from raycrew.tensor_transport.weights._directory.record import Record
 from raycrew.tensor_transport.weights._publishing.source import SourceWatch
 
@@ -47,6 +47,7 @@ def crew(monkeypatch):
         record.complete.clear()
         return sync([trainer], [generator], directory, publish="publish_mapping", **options)
 
+    update.directory = directory
     return trainer, generator, record, store, update
 
 
@@ -116,3 +117,71 @@ def test_a_publisher_without_a_directory_goes_on_as_ever(crew):
     trainer, _, _, store, _ = crew
     with WeightPublisher(store, bucket_bytes=512) as publisher:
         assert len(publisher.publish(trainer.held).buckets) > 2
+
+
+def test_who_can_return_loads_while_it_is_looked_at_again(crew):
+    trainer, generator, _, _, update = crew
+    update(prepare="prepare_weights")
+    loaded, seen = threading.Event(), []
+    generator.before_load = loaded.set
+    trainer.looking = lambda: seen.append(loaded.wait(LATE_S))
+    update(prepare="prepare_weights")
+    assert seen == [True]
+    assert_same(generator.model.tensors, trainer.held)
+
+
+@pytest.mark.hostile
+def test_what_was_loaded_and_had_changed_is_returned_from(crew):
+    trainer, generator, record, _, update = crew
+    update(prepare="prepare_weights")
+    before, loaded = {name: tensor.clone() for name, tensor in trainer.held.items()}, threading.Event()
+    generator.before_load = loaded.set
+
+    def write():
+        assert loaded.wait(LATE_S)
+        max(trainer.held.values(), key=torch.Tensor.numel).data.fill_(7)
+
+    trainer.looking = write
+    with pytest.raises(SourceChangedError) as caught:
+        update(prepare="prepare_weights")
+    assert not any("not resumed" in note for note in caught.value.__notes__)
+    assert generator.events[-3:] == ["stop", "apply", "go"]
+    assert generator.receiver.version == record.newest(0) == 1 and generator.receiver.intact
+    assert_same(generator.model.tensors, before)
+
+
+@pytest.mark.hostile
+def test_generators_go_on_with_what_they_had_while_a_trainer_looks_for_ever(crew):
+    trainer, generator, record, _, update = crew
+    update(prepare="prepare_weights")
+    before, resumed = {name: tensor.clone() for name, tensor in trainer.held.items()}, threading.Event()
+    trainer.held = {name: tensor.clone() for name, tensor in weights(1).items()}
+    trainer.looking, generator.go = lambda: resumed.wait(LATE_S), resumed.set
+    with pytest.raises(UpdateAbortedError, match="deadline"):
+        update(prepare="prepare_weights", timeout_s=1.0)
+    assert resumed.is_set() and record.newest(0) == 1 and generator.receiver.intact
+    assert_same(generator.model.tensors, before)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("rollback", ["none", "refetch", "shadow"])
+def test_who_has_nothing_at_hand_to_return_to_loads_what_was_looked_at(crew, rollback):
+    """Of a first version, nobody has."""
+    trainer, generator, record, store, update = crew
+    generator.receiver = WeightReceiver(
+        generator.load, store=store, directory=update.directory, rollback=rollback
+    )
+    if rollback != "shadow":
+        update(prepare="prepare_weights")
+    version, loaded = generator.receiver.version, threading.Event()
+    generator.before_load = loaded.set
+
+    def write():
+        assert record.complete.wait(LATE_S) and not loaded.wait(0.2)
+        max(trainer.held.values(), key=torch.Tensor.numel).data.fill_(7)
+
+    trainer.looking = write
+    with pytest.raises(SourceChangedError):
+        update(prepare="prepare_weights")
+    assert not loaded.is_set() and "stop" not in generator.events[-2:]
+    assert generator.receiver.version == version and generator.receiver.intact

@@ -141,8 +141,15 @@ class Applier:
         except Exception as error:
             self._refuse(version, heading, error)
             raise
+        names = frozenset(entry.name for one in self._prepared.fetched for entry in one.parcel.entries)
         return WeightReceipt(
-            int(version), stream.size_bytes, watch.total("wire"), 0.0, self.held.version, watch.spans
+            int(version),
+            stream.size_bytes,
+            watch.total("wire"),
+            0.0,
+            self.held.version,
+            watch.spans,
+            can_return=self.held.is_whole and self._rollback.is_at_hand(names),
         )
 
     def forget(self) -> None:

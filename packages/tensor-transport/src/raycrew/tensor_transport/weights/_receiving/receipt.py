@@ -16,6 +16,8 @@ class WeightReceipt:
         load_s: Seconds spent in the `load` callable itself.
         previous_version: What it held before, None for the first.
         spans: When it did what.
+        can_return: After `prepare`, whether what it holds comes back at once if the version is loaded and
+            then given up.
     """
 
     version: int
@@ -24,3 +26,4 @@ class WeightReceipt:
     load_s: float
     previous_version: int | None = None
     spans: tuple[Span, ...] = field(default=(), repr=False)
+    can_return: bool = False

@@ -21,6 +21,10 @@ class Rollback(Protocol):
         """Whether `committed` needs the buckets' bytes."""
         ...
 
+    def is_at_hand(self, names: frozenset[str]) -> bool:
+        """Whether the tensors of these names, as they are, can be had back without asking anybody."""
+        ...
+
     def committed(self, version: int, fetched: Sequence[Fetched]) -> None:
         """A version was applied."""
         ...
@@ -39,6 +43,9 @@ class NoRollback:
 
     keeps_buckets = False
 
+    def is_at_hand(self, names: frozenset[str]) -> bool:  # noqa: ARG002
+        return False
+
     def committed(self, version: int, fetched: Sequence[Fetched]) -> None:
         pass
 
@@ -54,6 +61,9 @@ class ShadowRollback:
     def __init__(self) -> None:
         self._held: dict[str, list[tuple[int, Fetched]]] = {}
 
+    def is_at_hand(self, names: frozenset[str]) -> bool:
+        return names <= self._held.keys()
+
     def committed(self, version: int, fetched: Sequence[Fetched]) -> None:
         fresh: dict[str, list[tuple[int, Fetched]]] = {}
         for one in fetched:
@@ -64,7 +74,7 @@ class ShadowRollback:
         self._held.update(fresh)
 
     def weights(self, names: frozenset[str]) -> Iterator[tuple[str, torch.Tensor]] | None:
-        if not names <= self._held.keys():
+        if not self.is_at_hand(names):
             return None
         return self._read(names)
 
@@ -89,6 +99,9 @@ class RefetchRollback:
     def __init__(self, refetch: Refetch) -> None:
         self._versions: dict[str, int] = {}
         self._refetch = refetch
+
+    def is_at_hand(self, names: frozenset[str]) -> bool:  # noqa: ARG002
+        return False
 
     def committed(self, version: int, fetched: Sequence[Fetched]) -> None:
         for one in fetched:

@@ -72,6 +72,11 @@ class WeightSyncReport:
     started_at: float = 0.0
 
 
+def can_return(prepared: object) -> bool:
+    """Whether a generator that says this of `prepare` may load a version that is given up afterwards."""
+    return isinstance(prepared, WeightReceipt) and prepared.can_return
+
+
 def checked_receipts(results: Mapping[int, object], version: int, method: str) -> tuple[WeightReceipt, ...]:
     """The generators' results, by their numbers: receipts, all of one version.
 

@@ -67,7 +67,9 @@ def sync_weights(
         timeout_s: Deadline of each of the steps; with a directory, of everything up to its decision.
         directory: Where the trainer announces its versions.
         prepare: With a directory: name of the generators' method that takes the version's number and calls
-            `WeightReceiver.prepare`, before the pause. Without it they fetch while they are paused.
+            `WeightReceiver.prepare`, before the pause. Without it they fetch while they are paused. Where it
+            returns the receipt of that, and all of them can return at once to what they hold, they are paused
+            as soon as all have it, and else once `publish` has returned.
         recipients: The generators to update, numbered through all groups; all unless given.
         progress: Called with a `SyncProgress` whenever a rank has done a step, maybe in another thread. What
             it raises, this does, once all ranks have ended the step and were resumed; a version in a

@@ -18,6 +18,7 @@ from raycrew.tensor_transport.weights._syncing.report import (
     RankSpan,
     SyncProgress,
     WeightSyncReport,
+    can_return,
     checked_receipts,
 )
 from raycrew.tensor_transport.weights._syncing.routing import WeightRoute
@@ -137,8 +138,9 @@ class Synchronisation:
         threading.Thread(target=self._publish_into, args=(publishing, confirming), daemon=True).start()
         try:
             if self.prepare:
-                self._session.call("prepare", self.prepare, told)
-                publishing.exception()
+                prepared = self._session.call("prepare", self.prepare, told)
+                if not all(map(can_return, prepared.values())):  # What is given up has to touch nothing.
+                    publishing.exception()
             found: Mapping[int, object] = {}
             if not (self._session.failures or (publishing.done() and publishing.exception())):
                 with self._watch.measure("pause"):

@@ -103,6 +103,10 @@ class DeltaTarget:
             self._write(name, undo, verify=False)
         self._undo, self._before, self._held = [], before, before
 
+    def is_at_hand(self, names: frozenset[str]) -> bool:  # noqa: ARG002 - as below
+        """Whether what an update overwrites is kept: before the first one, nothing is."""
+        return bool(self._held)
+
     def committed(self, version: int, fetched: Sequence[object]) -> None:  # noqa: ARG002 - a receiver's Rollback
         """There is no way back from what was loaded last."""
         self._undo, self._before, self._is_written = [], self._held, False
