@@ -5,12 +5,12 @@ import secrets
 import threading
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from raycrew.tensor_transport._bytes import fold_in_sections
+from raycrew.tensor_transport._bytes import fold_in_sections, named_errors
 from raycrew.tensor_transport.errors import TransportError
 from raycrew.tensor_transport.transports._choosing import this_process
 from raycrew.tensor_transport.transports._interface import (
@@ -23,13 +23,14 @@ from raycrew.tensor_transport.transports._interface import (
     bytes_of,
     memory_of,
 )
-from raycrew.tensor_transport.transports._native import cuda_driver
+from raycrew.tensor_transport.transports._native import cuda_driver, marks
 from raycrew.tensor_transport.transports._pulling import (
     Job,
     Puller,
     check_here,
     check_region,
     damaged,
+    described,
     gone,
     is_alive,
     lost,
@@ -42,34 +43,33 @@ _alive: "weakref.WeakSet[CudaIpcTransport]" = weakref.WeakSet()
 
 
 class _Key(NamedTuple):
-    """An exported allocation, the place in it, and the mark that stands while the offer does."""
+    """An exported allocation, the place in it, and the mark that its owner has while the offer stands."""
 
     device: str
     handle: bytes
     offset: int
     size_bytes: int
-    marks_handle: bytes
-    marks_offset: int
+    marks_fd: int
+    marks_name: str
+    slot: int
     mark: int
 
 
 class CudaIpcTransport(Puller):
     """Offers lend device memory, which readers on the machine open and copy without any help of the owner.
 
-    A mark in device memory stands for each offer until it is withdrawn, and is read before and after the
-    bytes, as is the time at which the owner was started. Both are mapped no longer than a pull takes, so that
-    they can be freed afterwards. What is not on a device is copied to one when it is
-    offered. `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` makes memory that can't be shared this way.
+    A mark stands for each offer until it is withdrawn, in a file of the owner's that has no name, and is read
+    before and after the bytes; then the time at which the owner was started is. The device's memory is mapped
+    no longer than a pull takes, so that it can be freed afterwards. What is not on a device is copied to one
+    when it is offered. `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` makes memory that can't be shared
+    this way.
     """
 
     name = "cuda_ipc"
 
     def __init__(self) -> None:
-        self._marks: dict[torch.device, torch.Tensor] = {}
-        self._free: dict[torch.device, list[int]] = defaultdict(lambda: list(range(_MARKS)))
-        self._held: dict[int, tuple[torch.Tensor, int]] = {}
         self._marking = threading.Lock()
-        self._ended = weakref.finalize(self, _take_away, self._marks)
+        self._hold_nothing()
         super().__init__()
         _alive.add(self)
 
@@ -85,8 +85,7 @@ class CudaIpcTransport(Puller):
         torch.cuda.current_stream(raw.device).synchronize()
         handle, offset = cuda_driver.export(raw) if raw.numel() else (b"", 0)
         device = str(torch.cuda.get_device_properties(raw.device).uuid)
-        marks_handle, marks_offset, mark = self._mark(raw)
-        key = _Key(device, handle, offset, raw.numel(), marks_handle, marks_offset, mark)
+        key = _Key(device, handle, offset, raw.numel(), *self._mark(raw))
         return Offer(self.name, this_process(), key, raw.numel(), fold_in_sections(raw) if folded else None)
 
     def withdraw(self, offers: Sequence[Offer]) -> None:
@@ -94,11 +93,9 @@ class CudaIpcTransport(Puller):
         with self._marking:
             for offer in offers:
                 held = self._held.pop(offer.key.mark, None)
-                if held is not None:
-                    raw, slot = held
-                    self._marks[raw.device][slot] = 0
-                    torch.cuda.current_stream(raw.device).synchronize()
-                    self._free[raw.device].append(slot)
+                if held is not None and self._marks is not None:
+                    self._marks.write(held[1], 0)
+                    self._free.append(held[1])
 
     def pull(
         self, regions: Sequence[Region], into: Sequence[Buffer], *, timeout_s: float | None = None
@@ -108,22 +105,25 @@ class CudaIpcTransport(Puller):
             torch.cuda.current_stream(device).synchronize()
         return super().pull(regions, into, timeout_s=timeout_s)
 
-    def _mark(self, raw: torch.Tensor) -> tuple[bytes, int, int]:
-        mark = secrets.randbits(62) | 1
+    def _hold_nothing(self) -> None:
+        self._marks: marks.Marks | None = None
+        self._free = list(range(_MARKS))
+        self._held: dict[int, tuple[torch.Tensor, int]] = {}
+
+    def _mark(self, raw: torch.Tensor) -> tuple[int, str, int, int]:
+        """Hold memory, and set a mark for it: the last parts of its key."""
         with self._marking:
-            marks = self._marks.get(raw.device)
-            if marks is None:
-                marks = self._marks[raw.device] = torch.zeros(_MARKS, dtype=torch.int64, device=raw.device)
-            if not self._free[raw.device]:
-                raise TransportError(
-                    f"more than {_MARKS} offers on {raw.device}: withdraw some, or pack them"
-                )
-            handle, offset = cuda_driver.export(marks)  # Where this is refused, nothing is held.
-            slot = self._free[raw.device].pop()
-            marks[slot] = mark
-            torch.cuda.current_stream(raw.device).synchronize()
-            self._held[mark] = (raw, slot)
-        return handle, offset + 8 * slot, mark
+            self._check_open()
+            if self._marks is None:
+                with named_errors("marks of offers"):
+                    self._marks = marks.Marks(_MARKS)
+                self._ended = weakref.finalize(self, self._marks.take_away)
+            if not self._free:
+                raise TransportError(f"more than {_MARKS} offers: withdraw some, or pack them")
+            slot, mark = self._free.pop(), secrets.randbits(62) | 1
+            self._held[mark] = raw, slot
+            self._marks.write(slot, mark)
+            return self._marks.fd, self._marks.name, slot, mark
 
     def _target(self, i: int, region: Region, buffer: Buffer) -> torch.Tensor:  # type: ignore[override]
         check_region(self.name, i, region)
@@ -145,21 +145,22 @@ class CudaIpcTransport(Puller):
         if device is None:
             raise lost(offer, f"this process does not see the device {key.device}")
         guard.check()
+        check_here(offer)
         own = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(own), contextlib.ExitStack() as stack:
             try:
-                _check_owner(offer)
-                marks = self._marks_of(stack, offer, device)
-                self._check(offer, marks)
+                mark = stack.enter_context(_mark_of(offer))
+                _check(offer, mark)
                 source = self._source(stack, offer, device)
                 for job in jobs:
                     _fill(job, source, guard)
-                _check_owner(offer)
-                self._check(offer, marks)
+                _check(offer, mark)
             except TransportError as error:
                 if not is_alive(offer.owner):
                     raise lost(offer, "its owner is dead") from error
                 raise
+            if not is_alive(offer.owner):  # It was this process, then, that had the memory all the time.
+                raise lost(offer, "its owner is dead")
 
     def _source(self, stack: contextlib.ExitStack, offer: Offer, device: int) -> torch.Tensor:
         key: _Key = offer.key
@@ -169,33 +170,19 @@ class CudaIpcTransport(Puller):
             return torch.empty(0, dtype=torch.uint8, device=f"cuda:{device}")
         return stack.enter_context(cuda_driver.opened(key.handle, key.offset, key.size_bytes, device))
 
-    def _marks_of(self, stack: contextlib.ExitStack, offer: Offer, device: int) -> torch.Tensor | None:
-        """Where the mark of an offer stands; None for one of this process."""
-        if offer.owner == this_process():
-            return None
-        key: _Key = offer.key
-        return stack.enter_context(cuda_driver.opened(key.marks_handle, key.marks_offset, 8, device))
-
-    def _check(self, offer: Offer, marks: torch.Tensor | None) -> None:
-        """Raise unless the offer stands."""
-        key: _Key = offer.key
-        if marks is None:
-            mark = key.mark if _lent_here(key.mark) is not None else 0
-        else:
-            mark = int.from_bytes(bytes(marks.cpu().tolist()), "little")
-        if mark != key.mark or offer.size_bytes != key.size_bytes:
-            raise gone(offer, "it was withdrawn, or its memory is used otherwise")
-
     def _release(self) -> None:
         with self._marking:
-            self._ended()
-            self._held.clear()
-            self._marks.clear()
+            if self._marks is not None:
+                self._ended()
+            self._hold_nothing()
 
     def _forget(self) -> None:
         """A forked child can't use the parent's devices: what it pulls or offers is refused by CUDA."""
         self._marking = threading.Lock()
-        self._ended.detach()
+        if self._marks is not None:
+            self._ended.detach()
+            self._marks.let_go()
+        self._hold_nothing()
 
     def _lent(self, mark: int) -> torch.Tensor | None:
         with self._marking:
@@ -203,24 +190,34 @@ class CudaIpcTransport(Puller):
         return None if held is None else held[0]
 
 
-def _check_owner(offer: Offer) -> None:
-    """Raise unless the owner is near, and is who made the offer."""
-    check_here(offer)
-    if not is_alive(offer.owner):
-        raise lost(offer, "its owner is dead")
+@contextlib.contextmanager
+def _mark_of(offer: Offer) -> Iterator[Callable[[], int]]:
+    """What tells the mark that stands for an offer now."""
+    key: _Key = offer.key
+    if offer.owner == this_process():
+        yield lambda: key.mark if _lent_here(key.mark) is not None else 0
+        return
+    try:
+        found = contextlib.ExitStack()
+        mark = found.enter_context(marks.reading(offer.owner.pid, key.marks_fd, key.marks_name, key.slot))
+    except FileNotFoundError as error:
+        raise gone(offer, "it was withdrawn with all that its owner offered") from error
+    except OSError as error:
+        raise TransportError(f"the mark of {described(offer)} can't be read: {error}") from error
+    with found:
+        yield mark
+
+
+def _check(offer: Offer, mark: Callable[[], int]) -> None:
+    """Raise unless the offer stands."""
+    if mark() != offer.key.mark or offer.size_bytes != offer.key.size_bytes:
+        raise gone(offer, "it was withdrawn, or its memory is used otherwise")
 
 
 def _lent_here(mark: int) -> torch.Tensor | None:
     """What this process has lent with a mark, by whichever of its transports; None where it has not."""
     found = (transport._lent(mark) for transport in tuple(_alive))  # noqa: SLF001 - of its own kind
     return next((raw for raw in found if raw is not None), None)
-
-
-def _take_away(marks: Mapping[torch.device, torch.Tensor]) -> None:
-    """Memory that is given back keeps its last words until somebody uses it."""
-    for device, each in marks.items():
-        each.zero_()
-        torch.cuda.current_stream(device).synchronize()
 
 
 def _fill(job: Job, source: torch.Tensor, guard: Guard) -> None:
