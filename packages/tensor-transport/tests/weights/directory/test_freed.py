@@ -78,9 +78,51 @@ def test_only_what_somebody_has_to_release_is_kept():
     freed, bucket = Freed(10), Bucket("ticket", 4, 0)
     freed.add("", bucket)
     freed.add("a folder", Bucket(None, 4, 0))
-    assert freed.collect("", "") == freed.collect("a folder", "") == []
+    assert freed.collect(0, "", "") == freed.collect(0, "a folder", "") == []
     freed.add("a folder", bucket)
-    assert freed.collect("another", "") == [] and freed.collect("a folder", "") == ["ticket"]
+    assert freed.collect(0, "another", "") == [] and freed.collect(0, "a folder", "") == ["ticket"]
+
+
+@pytest.mark.hostile
+def test_what_somebody_heard_of_who_was_killed_is_told_again_after_a_lease():
+    freed = Freed(10)
+    freed.enroll(0, "publisher", "a folder")
+    freed.add("a folder", Bucket("one", 4, 0))
+    assert freed.collect(0, "a folder", "killed") == ["one"]
+    freed.add("a folder", Bucket("two", 4, 0))
+    assert freed.collect(5, "a folder", "") == ["two"]
+    freed.forget(11)
+    assert freed.collect(11, "a folder", "") == ["one"]
+    assert freed.collect(15, "a folder", "") == ["two"]
+    assert freed.collect(99, "a folder", "") == [], "once"
+
+
+@pytest.mark.hostile
+def test_what_was_told_to_those_who_are_gone_is_not_kept():
+    freed = Freed(10)
+    for life in range(3):
+        freed.enroll(0, f"life {life}", f"process {life}")
+        freed.add(f"process {life}", Bucket("ticket", 4, 0))
+        freed.collect(0, f"process {life}", "")
+        freed.retire(0, f"life {life}")
+    freed.forget(9)
+    assert len(freed._told) == 3
+    freed.forget(10)
+    assert not freed._told
+
+
+@pytest.mark.hostile
+def test_an_answer_that_is_lost_on_its_way_keeps_nothing_until_the_end():
+    store, record = InProcessByteStore(), Record(keep=1, lease_s=10)
+    publisher = WeightPublisher(store, directory=WeightDirectory(_LocalEdge(record)))
+    publisher.publish({"a": torch.ones(2)})
+    now = time.monotonic()
+    Author(record, name="newer", scope="another process").publish(now)
+    assert record.collect(now, store.release_scope) == list(store.held), "whoever asked was killed"
+    for ticket in record.collect(now + 11, store.release_scope, "receiver"):
+        store.release(ticket)
+    assert not store.held
+    publisher.close()
 
 
 def test_a_receiver_is_known_as_one_that_can_release_what_it_shares_a_store_with():

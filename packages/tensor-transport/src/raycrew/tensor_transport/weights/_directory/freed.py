@@ -15,7 +15,8 @@ class Freed:
     """What is to be released, by its scope: all that have the same one can.
 
     Those are publishers until they retire, replaced ones, too, and receivers that asked before. What none of
-    them can release is forgotten after one lease.
+    them can release is forgotten after one lease. Each is told of twice, the second time after one lease:
+    whoever heard of it first may have been killed or interrupted before it was released, which is idempotent.
     """
 
     def __init__(self, lease_s: float) -> None:
@@ -23,6 +24,7 @@ class Freed:
         self._publishers: dict[int, dict[str, str]] = {}
         self._receivers: dict[str, str] = {}
         self._buckets: dict[str, list[Bucket]] = {}
+        self._told: dict[str, list[tuple[float, list[Bucket]]]] = {}
         self._unclaimed: dict[str, float] = {}
 
     def enroll(self, part: int, publisher: str, scope: str) -> None:
@@ -51,14 +53,17 @@ class Freed:
         if scope and bucket.ticket is not None:
             self._buckets.setdefault(scope, []).append(bucket)
 
-    def collect(self, scope: str, receiver: str) -> list[Any]:
-        """The tickets to release, told once, for one who can; a receiver may ask again."""
+    def collect(self, now: float, scope: str, receiver: str) -> list[Any]:
+        """The tickets to release, for one who can; a receiver may ask again."""
         if receiver:
             self._receivers[receiver] = scope
         self._unclaimed.pop(scope, None)
-        tickets = [bucket.ticket for bucket in self._buckets.get(scope, ())]
-        self._buckets.pop(scope, None)
-        return tickets
+        new, told = self._buckets.pop(scope, []), self._told.pop(scope, [])
+        again = [bucket for until, buckets in told if until <= now for bucket in buckets]
+        told = [(until, buckets) for until, buckets in told if until > now]
+        if told or new:
+            self._told[scope] = [*told, *([(now + self._lease_s, new)] if new else ())]
+        return [bucket.ticket for bucket in (*again, *new)]
 
     def forget(self, now: float) -> None:
         """Forget what nobody can release, and nobody else did who had a lease to ask."""
@@ -68,6 +73,9 @@ class Freed:
             elif self._unclaimed.setdefault(scope, now + self._lease_s) <= now:
                 del self._unclaimed[scope]
                 self._log(scope, self._buckets.pop(scope))
+        for scope, told in list(self._told.items()):
+            if not self.is_claimable(scope) and told[-1][0] <= now:
+                del self._told[scope]
 
     def _log(self, scope: str, buckets: list[Bucket]) -> None:
         logger.warning(

@@ -182,6 +182,6 @@ class Publications(Shelf):
         return is_current
 
     def collect(self, now: float, scope: str, receiver: str = "") -> list[Any]:
-        """Tickets of buckets that nobody needs any more, for one who can release them; told once."""
+        """Tickets of buckets that nobody needs any more, for one who can release them; see `Freed`."""
         self._tidy(now)
-        return self._freed.collect(scope, receiver) if scope else []
+        return self._freed.collect(now, scope, receiver) if scope else []

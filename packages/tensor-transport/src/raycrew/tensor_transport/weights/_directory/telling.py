@@ -256,7 +256,7 @@ class DirectoryTeller:
 class Returns:
     """Buckets that nobody needs any more, on their way back to a store.
 
-    A directory tells of each once: what an interrupt keeps here goes back the next time.
+    What an interrupt keeps here goes back the next time.
 
     Args:
         directory: Where it is heard of them.
