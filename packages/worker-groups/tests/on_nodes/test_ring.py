@@ -14,6 +14,7 @@ from raycrew.worker_groups._on_nodes import (
     mark_own_process,
     own_process,
     ring,
+    sight,
 )
 from raycrew.worker_groups._on_nodes.page import open_ring
 from raycrew.worker_groups._on_nodes.ring import ENTRIES, Ring, notes_in
@@ -121,7 +122,7 @@ def test_a_call_runs_though_nobody_knows_what_it_is_called(memory):
     assert told.count == 0
 
 
-def test_a_watch_is_told_of_what_ends_after_it_first_asks():
+def test_a_watch_is_told_of_what_ends_after_it_first_asks(monkeypatch):
     mark = mark_own_process()
     beating = Heart(make_page(mark), lambda: os.urandom(24))
     worker, sights = own_process(), Sights()
@@ -137,6 +138,10 @@ def test_a_watch_is_told_of_what_ends_after_it_first_asks():
         notes = list(notes_in(data))
         assert (before, count, [method for _, method, *_ in notes]) == (0, 2, ["one", "two"])
     assert now <= notes[0][2] <= later
+    with monkeypatch.context() as patched:
+        patched.setattr(sight, "runs", lambda _: False)
+        assert sights.record(worker, mark, 1)[2:4] == (1, 2), "it has not been told of all"
+        assert sights.record(worker, mark, 2) is None, "it is gone, and tells no more"
     sights.forget(worker)
     assert sights.record(worker, mark)[2:] == (2, 2, b"")
 

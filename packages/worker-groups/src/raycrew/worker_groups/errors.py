@@ -28,7 +28,7 @@ class WorkerGroupError(Exception):
 
 
 class WorkerGroupClosedError(WorkerGroupError):
-    """A worker group was used after its shutdown."""
+    """A worker group was used after its shutdown, or a timeline after its end."""
 
 
 class GroupResizedError(WorkerGroupError, ValueError):

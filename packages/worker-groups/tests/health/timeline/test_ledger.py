@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raycrew.worker_groups._health.timeline import ledger as module
-from raycrew.worker_groups._health.timeline.ledger import PATIENCE_S, Ledger, Ran
+from raycrew.worker_groups._health.timeline.ledger import PATIENCE_S, Gone, Ledger, Ran
 from raycrew.worker_groups._health.timeline.records import Call, Part
 
 A, B = b"a" * 24, b"b" * 24
@@ -62,6 +62,25 @@ def test_a_call_that_nobody_takes_or_a_rank_does_not_tell_of_is_closed_after_a_w
     assert len(closed) == 1
     ledger.settle(10.1 + PATIENCE_S)
     assert closed[1] == Call("policy", "train", 1.0, (Part(0, 1.5, 2.0), Part(1)), 10.0, False)
+
+
+def test_a_worker_that_is_gone_is_in_none_of_its_calls_and_those_of_its_successor_are_open():
+    ledger, closed = ledger_and_closed()
+    STEPS["sent"](ledger)
+    STEPS["a"](ledger)
+    ledger.sent(4.0, "policy", "train", [1], [b"c" * 24])
+    ledger.gone(5.0, Gone("other", 1, 9.0))
+    assert dict(ledger.open_calls()) == {"policy": 2}
+    ledger.gone(5.0, Gone("policy", 1, 4.0))
+    assert dict(ledger.open_calls()) == {"policy": 1}
+    ledger.settle(5.1 + PATIENCE_S)
+    assert closed == [Call("policy", "train", 1.0, (Part(0, 1.5, 2.0), Part(1)))], "nobody takes it"
+    ledger.sent(6.0, "policy", "train", [0, 1], [b"d" * 24, b"e" * 24])
+    ledger.taken(7.0, b"e" * 24, False)
+    ledger.ran(7.0, RAN_A._replace(call=b"d" * 24))
+    ledger.gone(7.0, Gone("policy", 1, 7.0))
+    assert len(closed) == 2, "as soon as all is known"
+    assert dict(ledger.open_calls()) == {"policy": 0}, "the successor is gone, too"
 
 
 def test_what_nobody_here_has_sent_is_another_processes():

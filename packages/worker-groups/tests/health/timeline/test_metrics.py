@@ -24,6 +24,7 @@ from raycrew.worker_groups._health.observers import observed
 from raycrew.worker_groups._health.timeline import metrics
 from raycrew.worker_groups._health.timeline.metrics import COUNTERS, GAUGES, HISTOGRAMS, RayMetrics, full_name
 from raycrew.worker_groups._health.timeline.records import Call, Part
+from raycrew.worker_groups.errors import WorkerGroupClosedError
 from raycrew.worker_groups.testing import InProcessGroup
 
 DASHBOARD = Path(__file__).parents[5] / "docs/assets/grafana-raycrew.json"
@@ -122,6 +123,7 @@ def test_workers_that_are_found_stuck_are_counted(measured):
     ):
         waiting = group.on(ranks=[1]).call("wait", gate)
         eventually(lambda: 1 in group.detect_stuck_workers(0.01), "it does not go on")
+        assert [1 in group.detect_stuck_workers(0.01) for _ in range(3)] == [True] * 3, "it is counted once"
         gate.set()
         waiting.get_results()
     assert [told for told in measured if told[0] == "stalls"] == [
@@ -140,6 +142,19 @@ def test_counts_and_updates(measured):
         ("update_seconds", 0.75, {"update": "weight update", "phase": "load"}),
         ("update_bytes", 500.0, {"update": "weight update"}),
     ]
+
+
+def test_nothing_is_drawn_or_counted_after_the_end(measured):
+    with timeline(metrics=True, open_telemetry=False) as run:
+        late = run.span("late")
+        late.__enter__()
+    with pytest.raises(WorkerGroupClosedError, match="closed"):
+        run.add(REPORT)
+    with pytest.raises(WorkerGroupClosedError, match="closed"), run.span("later"):
+        pass
+    late.__exit__(None, None, None)
+    names = [event["name"] for event in run.trace()["traceEvents"] if event["ph"] == "X"]
+    assert (names, measured) == ([], [])
 
 
 def test_what_ends_before_it_began_by_the_clocks_of_two_nodes_took_no_time(measured):

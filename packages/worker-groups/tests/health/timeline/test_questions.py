@@ -9,7 +9,7 @@ from patience import PATIENCE_S
 
 from raycrew.worker_groups._health.questions import Answer, UnansweredError
 from raycrew.worker_groups._health.timeline import questions
-from raycrew.worker_groups._health.timeline.ledger import Ran
+from raycrew.worker_groups._health.timeline.ledger import Gone, Ran
 from raycrew.worker_groups._health.timeline.questions import NodeWorkers
 from raycrew.worker_groups._on_nodes import clock_name
 from raycrew.worker_groups._on_nodes.ring import SIZE, Ring
@@ -146,12 +146,25 @@ def test_a_node_that_is_silent_is_said_once_and_asked_again(nodes, caplog):
     workers.follow("policy", {1: place("two", "m")})
     nodes.answers["m"] = ["it can't be opened"]
     nodes.answers["n"] = [None]
-    assert ask(workers) == []
+    (gone,) = ask(workers)
+    assert gone == Gone("policy", 0, gone.before)
     nodes.asked.clear()
     ask(workers)
     assert nodes.asked == [("record", [], False)], "who is gone is asked no more"
     assert "rank 1 of policy runs calls is not known: it can't be opened" in caplog.text
     assert "rank 0" not in caplog.text
+
+
+def test_calls_of_a_worker_that_is_gone_are_those_before_another_one_was_in_its_place(nodes):
+    workers = NodeWorkers()
+    nodes.answers["n"] = [("there", 1e6, 0, 0, b"")]
+    workers.follow("policy", {0: place("one")})
+    before = time.monotonic()
+    workers.follow("policy", {0: place("two"), 1: place("three", "m")})
+    after = time.monotonic()
+    nodes.answers["n"] = [None, ("there", 1e6, 0, 0, b"")]
+    (gone,) = ask(workers)
+    assert (gone[:2], before <= gone.before <= after) == (("policy", 0), True)
 
 
 @pytest.mark.hostile

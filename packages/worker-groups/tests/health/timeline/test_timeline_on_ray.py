@@ -122,3 +122,16 @@ def test_calls_that_are_awaited_or_taken_by_ray_alone_are_there_too(group):
     (awaited,) = events(run, name="slow_on", kind="call")
     assert awaited["args"]["outcome"] == "ok"
     assert len(events(run, name="clock", kind="running")) == 2
+
+
+def test_a_call_of_a_worker_that_was_killed_is_not_open_for_good(group, tmp_path, monkeypatch):
+    n_open = []
+    gauge = SimpleNamespace(set=lambda n, _: n_open.append(n), inc=lambda *_: None, observe=lambda *_: None)
+    monkeypatch.setattr(metrics, "_made", lambda _: gauge)
+    with timeline(metrics=True, open_telemetry=False) as run:
+        pid = group.call("slow_on", -1, "").get_results()[1]
+        lost = group.on(ranks=[1]).call("slow_on", 1, str(tmp_path / "never"))
+        eventually(lambda: run.statistics() and n_open[-1:] == [1], "it is open")
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: run.statistics() and n_open[-1] == 0, "nobody is in it any more")
+    del lost

@@ -3,7 +3,7 @@
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from raycrew.worker_groups._health.observers import observed
@@ -37,6 +37,8 @@ class Workers(NamedTuple):
 
 class GroupHealth:
     """What a group tells of its workers' health."""
+
+    _stalls: frozenset[tuple[int, int, int | None, str]] = frozenset()
 
     @property
     @abstractmethod
@@ -176,16 +178,24 @@ class GroupHealth:
         """
         threshold_s, timeout = check_threshold(threshold_s), checked_patience(timeout)
         self._open()
-        workers, stuck = self._workers(), {}
+        workers, stuck, unsure = self._workers(), {}, set()
         for (rank, seen), facts in zip(self._sights(workers, timeout).items(), workers.facts, strict=True):
             if not isinstance(seen, Seen):
                 logger.warning("whether rank %d is stuck can't be told: %s", rank, seen)
+                unsure.add(rank)
             elif (found := _stuck(rank, seen, facts, threshold_s)) is not None:
                 stuck[rank] = found
-                if (observer := observed.by) is not None:
-                    labels = {"group": self.name, "rank": str(rank), "reason": found.reason}
-                    observer.counted("stalls", labels)
+        self._count_stalls(stuck, unsure)
         return self._note_stuck(stuck)
+
+    def _count_stalls(self, stuck: Mapping[int, StuckWorker], unsure: Set[int]) -> None:
+        """Count those that were not found before; of some it is not sure whether they still are stuck."""
+        found = {(rank, worker.pid, worker.sequence, worker.reason) for rank, worker in stuck.items()}
+        new, ranks = found - self._stalls, stuck.keys() | unsure
+        self._stalls = frozenset(found | {one for one in self._stalls if one[0] in ranks})
+        if (observer := observed.by) is not None:
+            for rank, _, _, reason in sorted(new):
+                observer.counted("stalls", {"group": self.name, "rank": str(rank), "reason": reason})
 
 
 def sights_of(workers: Sequence[WorkerFacts], timeout_s: float) -> SeenByRank:

@@ -79,12 +79,15 @@ class Sights:
         """The calls that a worker, dead or alive, has noted after the first so many; has it note the next.
 
         The last time, the worker is left to stop by itself: another driver may have it note calls, too.
-        None of those before where None were seen. Where there is no ring, why; None of a worker that is gone.
+        None of those before where None were seen. Where there is no ring, why; None of a worker that is gone,
+        once all that it has noted was told.
         """
         self.open(worker, mark)
-        ring, now = self._rings.get(worker), time.monotonic()
+        ring, now, is_there = self._rings.get(worker), time.monotonic(), runs(worker)
         if ring is None:
-            return "what it notes of its calls can't be opened" if runs(worker) else None
+            return "what it notes of its calls can't be opened" if is_there else None
+        if not is_there and seen == ring.count:
+            return None
         if not is_last:
             ring.want(max(ring.wanted, now + _WANTED_S))
         count, data = ring.since(seen) if seen is not None else (ring.count, b"")

@@ -40,6 +40,20 @@ class Ran(NamedTuple):
     paused_s: float = 0.0
 
 
+class Gone(NamedTuple):
+    """A worker that has ended, and has told of all that it ran.
+
+    Attributes:
+        group: Name of its group.
+        rank: Its rank.
+        before: Calls that were sent until then were its own; by the driver's clock.
+    """
+
+    group: str
+    rank: int
+    before: float
+
+
 @dataclass(eq=False, slots=True)
 class _Open:
     group: str
@@ -57,6 +71,13 @@ class _Open:
         parts, call = self.parts, ran.call
         self.untold -= isinstance(parts[call], int)
         parts[call] = _part(ran)
+
+    def give_up(self, now: float, rank: int) -> None:
+        """A rank will tell no more."""
+        for call in [call for call, part in self.parts.items() if part == rank]:
+            self.parts[call] = Part(rank)
+            self.untold -= 1
+            self.since = max(self.since, now)
 
     def closed(self) -> Call:
         parts = tuple([Part(part) if isinstance(part, int) else part for part in self.parts.values()])
@@ -128,6 +149,13 @@ class Ledger:
             self._amend(late, ran)
         else:
             self._strays[ran.call, ran.rank] = now, ran
+
+    def gone(self, now: float, gone: Gone) -> None:
+        """A worker has ended: it is in none of the calls that it has not told of."""
+        for opened in list(self._calls):
+            if opened.group == gone.group and opened.sent < gone.before:
+                opened.give_up(now, gone.rank)
+                self._close_complete(opened)
 
     def taken(self, at: float, call: bytes, ok: bool) -> None:
         """Somebody has the results of the call that one of its ranks knows by this id."""

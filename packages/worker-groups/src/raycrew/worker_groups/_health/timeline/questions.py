@@ -11,15 +11,17 @@ from typing import Any
 from raycrew.worker_groups._health.observers import LOOK_WITHIN_S
 from raycrew.worker_groups._health.questions import UnansweredError, ask_timed, by_node
 from raycrew.worker_groups._health.timeline.clocks import Clocks
-from raycrew.worker_groups._health.timeline.ledger import Ran
+from raycrew.worker_groups._health.timeline.ledger import Gone, Ran
 from raycrew.worker_groups._on_nodes import clock_name, notes_in
 from raycrew.worker_groups.sharding import WorkerFacts
 
 logger = logging.getLogger(__name__)
 
 
-#: How many calls at most, and those.
-_Told = tuple[int, Iterator[Ran]]
+#: How many at most, and those.
+_Told = tuple[int, Iterator[Ran | Gone]]
+#: A worker's group, rank and facts, and since when it is followed.
+_Worker = tuple[str, int, WorkerFacts, float]
 
 
 class NodeWorkers:
@@ -34,7 +36,7 @@ class NodeWorkers:
         self.clocks = Clocks(clock_name())
         self.lost = 0
         self._began = time.monotonic()
-        self._workers: dict[str, tuple[str, int, WorkerFacts]] = {}
+        self._workers: dict[str, _Worker] = {}
         self._seen: dict[str, int] = {}
         self._silent: set[str] = set()
         self._asking = threading.RLock()  # a signal's handler may ask, too
@@ -43,8 +45,9 @@ class NodeWorkers:
 
     def follow(self, group: str, places: Mapping[int, Any]) -> None:
         """See `Workers`; what is noted meanwhile is kept for whoever asks next."""
+        now = time.monotonic()
         added = {
-            place.facts.mark: (group, rank, place.facts)
+            place.facts.mark: (group, rank, place.facts, now)
             for rank, place in places.items()
             if place.facts is not None and place.facts.mark not in self._workers
         }
@@ -81,7 +84,7 @@ class NodeWorkers:
 
     def _ask(
         self,
-        workers: Mapping[str, tuple[str, int, WorkerFacts]],
+        workers: Mapping[str, _Worker],
         timeout_s: float,
         question: str = "record",
         *,
@@ -99,15 +102,13 @@ class NodeWorkers:
                 continue
             for key, told in zip(nodes[node_id], answer.told, strict=True):
                 if told is None or isinstance(told, str):  # It is gone and forgotten, or can't tell.
-                    self._drop(*known[key], told)
+                    found += self._drop(*known[key], told)
                 else:
                     found += self._taken_in(known[key], told, answer.asked, answer.came)
         return found
 
-    def _taken_in(
-        self, worker: tuple[str, int, WorkerFacts], told: tuple[Any, ...], before: float, after: float
-    ) -> list[_Told]:
-        group, rank, facts = worker
+    def _taken_in(self, worker: _Worker, told: tuple[Any, ...], before: float, after: float) -> list[_Told]:
+        group, rank, facts, _ = worker
         clock, theirs, first, last, data = told
         ahead_s = self.clocks.observe(facts.node_id, clock, theirs, before, after).ahead_s
         self._seen[facts.mark] = last
@@ -126,10 +127,16 @@ class NodeWorkers:
         if is_whole:
             self.lost += max(0, noted)
 
-    def _drop(self, group: str, rank: int, facts: WorkerFacts, why: str | None) -> None:
+    def _drop(self, group: str, rank: int, facts: WorkerFacts, since: float, why: str | None) -> list[_Told]:
         self._seen.pop(facts.mark, None)
-        if self._workers.pop(facts.mark, None) is not None and why is not None:
+        is_known = self._workers.pop(facts.mark, None) is not None
+        if is_known and why is not None:
             logger.warning("when rank %d of %s runs calls is not known: %s", rank, group, why)
+        if not is_known or why is not None:
+            return []
+        in_its_place = [one[3] for one in list(self._workers.values()) if one[:2] == (group, rank)]
+        before = min((began for began in in_its_place if began > since), default=time.monotonic())
+        return [(1, iter((Gone(group, rank, before),)))]
 
     def _note_silence(self, node_id: str, why: UnansweredError) -> None:
         say = logger.debug if node_id in self._silent else logger.warning

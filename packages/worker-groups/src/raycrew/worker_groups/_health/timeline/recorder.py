@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from raycrew.worker_groups._health.observers import LOOK_WITHIN_S, Observer, Span, observed
-from raycrew.worker_groups._health.timeline.ledger import Ledger, Ran
+from raycrew.worker_groups._health.timeline.ledger import Gone, Ledger, Ran
 from raycrew.worker_groups._health.timeline.records import LATER, NOTHING, NOW, Call, Wants
 
 logger = logging.getLogger(__name__)
@@ -74,8 +74,10 @@ class Workers(Protocol):
         """Have some more of them note their calls from now on."""
         ...
 
-    def ask(self, timeout_s: float = LOOK_WITHIN_S, *, is_last: bool = False) -> tuple[int, Iterable[Ran]]:
-        """How many calls they have noted at most since they were asked last, and those.
+    def ask(
+        self, timeout_s: float = LOOK_WITHIN_S, *, is_last: bool = False
+    ) -> tuple[int, Iterable[Ran | Gone]]:
+        """How many calls they have noted at most since they were asked last, those, and who has ended.
 
         They note more unless this is the last time.
         """
@@ -283,9 +285,11 @@ class Recorder(Observer):
         except IndexError:  # or a signal's handler has taken the last one
             return None
 
-    def _take_looked(self, at: float, ran: Iterable[Ran]) -> None:
-        for one in ran:
-            if one.began >= self._resumed:
+    def _take_looked(self, at: float, told: Iterable[Ran | Gone]) -> None:
+        for one in told:
+            if isinstance(one, Gone):
+                self._ledger.gone(at, one)
+            elif one.began >= self._resumed:
                 self._ledger.ran(at, one)
         self._ledger.settle(at)
         open_calls = dict(self._ledger.open_calls())

@@ -22,6 +22,7 @@ from raycrew.worker_groups._health.timeline.metrics import RayMetrics
 from raycrew.worker_groups._health.timeline.records import DRIVER
 from raycrew.worker_groups._health.timeline.shared import Subscription
 from raycrew.worker_groups._health.timeline.telemetry import OpenTelemetrySpans, is_installed
+from raycrew.worker_groups.errors import WorkerGroupClosedError
 
 
 class TimedPhase(Protocol):
@@ -132,12 +133,17 @@ class Timeline:
         Args:
             name: What it is called.
             row: The row that it is drawn in.
+
+        Raises:
+            WorkerGroupClosedError: The timeline is closed; one that is closed meanwhile does without it.
         """
+        self._check_open()
         start = time.monotonic()
         try:
             yield
         finally:
-            self._keep(Span(DRIVER, row, name, "step", start, time.monotonic()))
+            if self._is_open:
+                self._keep(Span(DRIVER, row, name, "step", start, time.monotonic()))
 
     def add(self, report: TimedReport, name: str = "weight update") -> None:
         """Draw what was timed elsewhere: a `WeightSyncReport`, say, with what each rank did when.
@@ -150,7 +156,9 @@ class Timeline:
 
         Raises:
             TypeError: It has not.
+            WorkerGroupClosedError: The timeline is closed.
         """
+        self._check_open()
         if missing := [part for part in ("started_at", "total_s", "spans") if not hasattr(report, part)]:
             raise TypeError(f"{type(report).__name__} has no {', '.join(missing)}, so it can't be drawn")
         start = report.started_at - time.time() + time.monotonic()  # of now: the clock may have been set
@@ -162,6 +170,10 @@ class Timeline:
             phases = [(phase.phase, phase.end_s - phase.start_s) for phase in report.spans]
             receipts = getattr(report, "receipts", ())
             self._metrics.update(name, phases, sum(receipt.size_bytes for receipt in receipts))
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise WorkerGroupClosedError("this timeline is closed, and records nothing more")
 
     def _keep(self, span: Span) -> None:
         if self._keeps:
