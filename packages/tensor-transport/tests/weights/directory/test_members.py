@@ -4,6 +4,7 @@ import math
 import time
 
 import pytest
+import torch
 
 from raycrew.tensor_transport.errors import TransportTimeoutError, UpdateAbortedError
 from raycrew.tensor_transport.testing import InProcessByteStore
@@ -18,7 +19,7 @@ class Silent:
     def __init__(self, *, gives_up):
         self.gives_up, self.waited = gives_up, []
 
-    def say_and_wait(self, vote, decision, left, version):
+    def say_and_wait(self, vote, outcome, left, *told):
         self.waited.append(left)
         raise TransportTimeoutError("no decision")
 
@@ -31,13 +32,13 @@ def test_a_receiver_waits_until_its_deadline_and_no_longer():
     member = Member(directory, "generator-0")
     for deadline, most in ((time.monotonic() + 60, 60.0), (time.monotonic() - 60, 0.0), (None, None)):
         with pytest.raises(UpdateAbortedError, match="version 3 was given up: rank 1 was late"):
-            member.hear(3, deadline)
+            member.hear(3, deadline, InProcessByteStore())
         left = directory.waited.pop()
         assert left == most if not most else math.isclose(left, most, abs_tol=30)
 
 
 def test_what_was_committed_meanwhile_holds_though_the_receiver_was_late():
-    Member(Silent(gives_up=False), "generator-0").hear(3, time.monotonic())
+    Member(Silent(gives_up=False), "generator-0").hear(3, time.monotonic(), InProcessByteStore())
 
 
 class Heard(Silent):
@@ -59,6 +60,21 @@ def test_what_a_receiver_has_not_is_told_where_it_is_a_version_of_a_directory():
     Member(directory, "rank 1").refuse(update, RuntimeError("no room"))
     Member(None, "rank 1").refuse(3, RuntimeError("no room"))
     assert len(directory.told) == 1, "of others a directory knows nothing"
+
+
+def test_what_nobody_needs_once_a_version_counts_is_released_when_it_is_held():
+    class Deciding(Silent):
+        def say_and_wait(self, vote, outcome, left, *told):
+            assert (outcome, told) == (Record.outcome, (3, store.release_scope, "rank 1"))
+            return "committed", [old]
+
+    store = InProcessByteStore()
+    old = store.put(torch.zeros(4, dtype=torch.uint8).numpy())
+    member = Member(Deciding(gives_up=False), "rank 1")
+    member.hear(3, None, store)
+    assert old in store.held, "it may be what is returned to"
+    member.hold(3, store, is_known=True)
+    assert not store.held
 
 
 @pytest.mark.parametrize("is_known", [False, True])

@@ -60,7 +60,7 @@ def test_an_update_of_one_bucket_takes_few_messages_one_after_another():
     sync([trainer], [generator], plain, publish="publish_mapping")
     assert_same(generator.model.tensors, weights(0))
     assert from_trainer == ["publish"]
-    assert from_generator == ["offer", "vote + decision"]
+    assert from_generator == ["offer", "vote + outcome"]
 
 
 def of_many_buckets(store, said):
@@ -176,7 +176,7 @@ def updated(record, **options):
 def test_what_is_prepared_is_not_read_anew_when_it_is_applied():
     record = Record(1, 60.0, "auto")
     said, _ = updated(record, prepare="prepare_weights")
-    assert said[-2:] == ["offer", "vote + decision"]
+    assert said[-2:] == ["offer", "vote + outcome"]
     version = record.versions[2]
     assert version.is_taken(version.buckets[-1]) and not version.fetching
     (taken,) = version.taken.values()

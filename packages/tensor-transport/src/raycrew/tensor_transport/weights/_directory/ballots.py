@@ -13,15 +13,21 @@ class RecipientVersion(int):
     """
 
     ballot: str
+    is_over: bool
 
-    def __new__(cls, number: int, ballot: str) -> "RecipientVersion":
-        """A number and a ballot."""
+    def __new__(cls, number: int, ballot: str, is_over: bool = False) -> "RecipientVersion":
+        """A number and a ballot, and whether the version was given up."""
         made = super().__new__(cls, number)
-        made.ballot = ballot
+        made.ballot, made.is_over = ballot, is_over
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RecipientVersion, (int(self), self.ballot)
+        return RecipientVersion, (int(self), self.ballot, self.is_over)
+
+    @property
+    def given_up(self) -> "RecipientVersion":
+        """The same, for a recipient that prepared it to forget it."""
+        return RecipientVersion(int(self), self.ballot, is_over=True)
 
 
 class Ballots:

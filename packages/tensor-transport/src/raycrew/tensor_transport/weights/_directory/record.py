@@ -4,11 +4,14 @@ Every method takes the time. What returns None is not possible yet: ask again af
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from raycrew.tensor_transport.errors import BucketFetchError, UpdateAbortedError, WeightUpdateError
 from raycrew.tensor_transport.weights._directory.publications import Publications
 from raycrew.tensor_transport.weights._directory.versions import SMALL_BYTES, News, Offer, State, Version
 from raycrew.tensor_transport.weights._update import WeightUpdate, join_updates, joined_name
+
+Outcome = tuple[State, list[Any]]
 
 
 class Record(Publications):
@@ -157,6 +160,13 @@ class Record(Publications):
         if version is None:
             return "aborted"
         return None if version.is_live else version.state
+
+    def outcome(self, now: float, number: int, scope: str, receiver: str) -> Outcome | None:
+        """As `decision`; once the version counts, also what `collect` does: the one before may have to go."""
+        state = self.decision(now, number)
+        if state is None:
+            return None
+        return state, self.collect(now, scope, receiver) if state == "committed" else []
 
     def reason(self, now: float, number: int) -> str:
         """Why a version was aborted."""

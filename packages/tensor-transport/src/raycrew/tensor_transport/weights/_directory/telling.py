@@ -270,9 +270,13 @@ class Returns:
         """Release those of this scope, if there may be some."""
         self.give_back(store, self._directory.ask(Record.collect, scope, receiver) if scope else ())
 
-    def give_back(self, store: ByteStore, tickets: Iterable[Any]) -> None:
-        """Release what these find, and what is here; several threads may."""
+    def keep(self, tickets: Iterable[Any]) -> None:
+        """Have these go back with the next ones."""
         self._tickets += tickets
+
+    def give_back(self, store: ByteStore, tickets: Iterable[Any] = ()) -> None:
+        """Release what these find, and what is here; several threads may."""
+        self.keep(tickets)
         for ticket in tuple(self._tickets):
             try:
                 with contextlib.suppress(TransportError):  # Its store, or that of its publisher, is gone.

@@ -49,11 +49,12 @@ _RETURN_S = 60.0
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A version that is fetched, and not loaded."""
+    """A version that is fetched, and not loaded; whether what is held can be returned to at once."""
 
     heading: Heading
     fetched: list[Fetched]
     watch: Stopwatch
+    can_return: bool
 
 
 class Applier:
@@ -109,8 +110,11 @@ class Applier:
         heading: Heading | None = None
         try:
             stream: Iterable[Fetched]
+            if isinstance(update, RecipientVersion) and update.is_over:
+                raise UpdateAbortedError(f"version {update} was given up before it was loaded")
             if ready and prepared is not None:
-                self._member.feed(update, reads=False).heading(timeout_s)  # Unless it was given up.
+                if not (prepared.heading.is_vote and prepared.can_return):
+                    self._member.feed(update, reads=False).heading(timeout_s)  # Unless it was given up.
                 heading, stream, watch = prepared.heading, prepared.fetched, prepared.watch
             else:
                 heading, stream, watch = self._begin(update, timeout_s, whole=self._verify_first)
@@ -137,20 +141,15 @@ class Applier:
             heading, stream, watch = self._begin(version, timeout_s, whole=True)
             if not (heading.is_vote and self._is_behind(heading)):  # It catches up when it may be loaded.
                 self._check(heading)
-            self._prepared = _Prepared(heading, list(stream), watch)
+            fetched = list(stream)
+            names = frozenset(entry.name for one in fetched for entry in one.parcel.entries)
+            can_return = self.held.is_whole and self._rollback.is_at_hand(names)
+            self._prepared = _Prepared(heading, fetched, watch, can_return)
         except Exception as error:
             self._refuse(version, heading, error)
             raise
-        names = frozenset(entry.name for one in self._prepared.fetched for entry in one.parcel.entries)
-        return WeightReceipt(
-            int(version),
-            stream.size_bytes,
-            watch.total("wire"),
-            0.0,
-            self.held.version,
-            watch.spans,
-            can_return=self.held.is_whole and self._rollback.is_at_hand(names),
-        )
+        wire_s, previous = watch.total("wire"), self.held.version
+        return WeightReceipt(int(version), stream.size_bytes, wire_s, 0.0, previous, watch.spans, can_return)
 
     def forget(self) -> None:
         """Give up what is fetched, and what is kept for a rollback."""
@@ -246,7 +245,7 @@ class Applier:
         if not heading.is_vote:
             return
         try:
-            self._member.hear(heading.version, deadline)
+            self._member.hear(heading.version, deadline, self._store)
         except BaseException as error:
             if isinstance(error, Exception):
                 self._roll_back(loading, error)

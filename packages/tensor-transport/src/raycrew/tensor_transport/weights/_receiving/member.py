@@ -53,8 +53,8 @@ class Member:
             self.directory, update, self.name, node, self._memory, is_patient=reads and is_patient
         )
 
-    def hear(self, version: int, deadline: float | None) -> None:
-        """Vote for a version, and wait for what the directory decides.
+    def hear(self, version: int, deadline: float | None, store: ByteStore) -> None:
+        """Vote for a version, and wait for what the directory decides, and for what nobody needs then.
 
         Raises:
             UpdateAbortedError: It was given up.
@@ -62,8 +62,11 @@ class Member:
         """
         vote = (Record.vote, (version, self.name, True, ""))
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        told = (version, release_scope(store, ""), self.name)
         try:
-            decision = self.directory.say_and_wait(vote, Record.decision, left, version)
+            decision, freed = self.directory.say_and_wait(vote, Record.outcome, left, *told)
+            if self._returns is not None:
+                self._returns.keep(freed)
         except TransportTimeoutError:
             late = f"receiver {self.name} waited long enough"
             decision = "aborted" if self.directory.ask(Record.abort, version, late) else "committed"
@@ -80,10 +83,11 @@ class Member:
     def hold(self, version: int, store: ByteStore, *, is_known: bool) -> None:
         """Say what is held now, unless the vote did, and release what nobody needs any more."""
         if self._returns is not None:
-            with contextlib.suppress(DirectoryLostError):
-                if not is_known:
+            self._returns.give_back(store)
+            if not is_known:
+                with contextlib.suppress(DirectoryLostError):
                     self.directory.ask(Record.hold, self.name, version)
-                self._returns.collect(store, release_scope(store, ""), self.name)
+                    self._returns.collect(store, release_scope(store, ""), self.name)
 
     def leave(self) -> None:
         """The receiver is closed."""

@@ -5,7 +5,7 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -142,7 +142,7 @@ class Synchronisation:
                 if not all(map(can_return, prepared.values())):  # What is given up has to touch nothing.
                     publishing.exception()
             found: Mapping[int, object] = {}
-            if not (self._session.failures or (publishing.done() and publishing.exception())):
+            if not self._is_given_up:
                 with self._watch.measure("pause"):
                     found = self._paused(told)
             cause = publishing.exception() or confirming.exception()
@@ -150,12 +150,19 @@ class Synchronisation:
             self.give_up(f"the driver raised {error!r}")
             raise
         finally:
-            self._session.drop(self.apply, told)
+            self._session.drop(self.apply, lambda number: told(number).given_up)
         self._session.raise_first(version, cause if isinstance(cause, Exception) else None)
+        if not found:
+            raise UpdateAbortedError(f"the update was given up: {self._over}", version=version)
         receipts = checked_receipts(found, version, self.apply)
         return publishing.result(), receipts
 
-    def _reserve(self, directory: WeightDirectory) -> tuple[int, Argument]:
+    @property
+    def _is_given_up(self) -> bool:
+        """Whether there is nothing to load any more; without a directory an update stays published."""
+        return bool(self._session.failures) or (self.directory is not None and bool(self._over))
+
+    def _reserve(self, directory: WeightDirectory) -> tuple[int, Callable[[int], RecipientVersion]]:
         """The number of this version, and as each rank is told it; unless it was given up before."""
         self._check_wanted()
         ballots = {number: uuid.uuid4().hex for number in self._session.numbers}
@@ -191,7 +198,7 @@ class Synchronisation:
         session = self._session
         if self.pause is not None:
             session.call("pause", self.pause)
-        if session.failures:
+        if self._is_given_up:
             return {}
         return session.call("apply", self.apply, update, changes_weights=True)
 
