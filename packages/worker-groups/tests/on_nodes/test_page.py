@@ -1,6 +1,7 @@
 """A worker's page: what its heart writes, and what is read of it in another process."""
 
 import asyncio
+import itertools
 import math
 import mmap
 import os
@@ -301,6 +302,24 @@ def test_devices_are_looked_at_only_when_no_call_runs(memory, beating, monkeypat
     assert torch.cuda.asked == []
     other.__exit__()
     assert torch.cuda.asked == [0, 1]
+
+
+def test_devices_are_looked_at_again_after_a_call_that_took_its_time_and_seldom_after_others(
+    memory, beating, monkeypatch
+):
+    """Whoever puts a worker to sleep sees at once what it gave up, however soon after another call."""
+    sizes = itertools.count(100)
+    monkeypatch.setattr(heart, "device_bytes", lambda: next(sizes))
+    begin(beating, "learn").__exit__()
+    for _ in range(3):
+        short = begin(beating, "short")
+        short.began += 60
+        short.__exit__()
+    assert read(memory).device_bytes == 100
+    sleep = begin(beating, "sleep")
+    sleep.began -= 0.01
+    sleep.__exit__()
+    assert read(memory).device_bytes == 101
 
 
 @pytest.mark.hostile

@@ -39,7 +39,8 @@ from raycrew.worker_groups._on_nodes import (
 
 logger = logging.getLogger(__name__)
 
-_DEVICE_S = 1.0  # between two looks at the memory of devices
+_DEVICE_S = 1.0  # between two looks at the memory of devices, of calls that are short
+_LONG_S = 0.005  # A call that took as long may have changed it: a look is little to that.
 _SLOTS = range(FIRST_SLOT, FIRST_SLOT + SLOTS * SLOT_WORDS, SLOT_WORDS)
 
 
@@ -140,7 +141,8 @@ class Heart:
             if call.id and self._ring is not None:
                 self._ring.note(call.id, call.method, call.began, now, call.paused_s)
             self._seat()
-            if now - self._looked > _DEVICE_S and self._n_running() == 0:
+            is_due = now - self._looked > _DEVICE_S or now - call.began > _LONG_S
+            if is_due and self._n_running() == 0:
                 self._look(now)
 
     def _n_running(self) -> int:
