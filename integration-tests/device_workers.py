@@ -1,4 +1,4 @@
-"""A trainer and generators whose weights are on GPUs."""
+"""A trainer and generators whose weights are on a device."""
 
 import os
 
@@ -10,8 +10,8 @@ from raycrew.worker_groups import current_worker
 
 
 class OnDevice:
-    def __init__(self, directory, over_nccl, devices):
-        self.device = torch.device("cuda")
+    def __init__(self, directory, device, over_nccl, devices):
+        self.device = torch.device(device)
         if over_nccl:
             take_device(self.route_rank(), 3, devices)
         self.store = RouteStore()
@@ -58,8 +58,8 @@ class Generator(OnDevice):
             if self.raises and i == 2:
                 self.raises = False
                 raise RuntimeError("the engine has no room")
-            assert tensor.is_cuda
-            self.weights[name] = tensor.clone()
+            assert tensor.device.type == (self.device.type if self.store.key else "cpu")
+            self.weights[name] = tensor.to(self.device, copy=True)
 
     def prepare_weights(self, version):
         return self.receiver.prepare(version)
