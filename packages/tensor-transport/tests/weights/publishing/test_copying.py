@@ -91,7 +91,7 @@ def test_what_was_copied_is_folded_before_the_next_block_is(monkeypatch):
         WeightReceiver(model.load, store=store).apply(update)
         assert_same(model.tensors, held)
     assert sum(sizes) == sum(tensor.nbytes for tensor in held.values())
-    assert max(sizes) <= 2 * FOLD_BYTES
+    assert max(sizes) <= FOLD_BYTES
     assert update.buckets[0].checksum is not None
 
 

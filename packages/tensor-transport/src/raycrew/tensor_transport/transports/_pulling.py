@@ -10,8 +10,8 @@ from typing import ClassVar
 from raycrew.tensor_transport._bytes import (
     FOLD_BYTES,
     SECTION_BYTES,
+    BlockFolds,
     Closing,
-    Fold,
     SectionFolds,
     copy_bytes,
     fold_in_sections,
@@ -39,7 +39,7 @@ from raycrew.tensor_transport.transports._interface import (
     memory_of,
 )
 
-_BLOCK = 8 * FOLD_BYTES  # So much stays in the processor's cache, and the last one is not waited for long.
+_BLOCK = 4 * FOLD_BYTES  # So much stays in the processor's cache, and the last one is not waited for long.
 _THREADS = 64
 _Read = Callable[[Bytes, int], object]
 
@@ -66,18 +66,18 @@ class Job:
         """
         size = self.target.nbytes
         folds = SectionFolds(size) if self.region.is_whole and self.offer.fold is not None else None
-        section = _BLOCK if folds is None else SECTION_BYTES
+        section, block = (_BLOCK, _BLOCK) if folds is None else (SECTION_BYTES, FOLD_BYTES)
 
         def take(start: int, stop: int) -> None:
-            folded = Fold()
-            for begin in range(start, stop, _BLOCK):
+            blocks = None if folds is None else BlockFolds(self.target[start:stop])
+            for begin in range(start, stop, block):
                 guard.check()
-                part = self.target[begin : min(begin + _BLOCK, stop)]
+                part = self.target[begin : min(begin + block, stop)]
                 read(part, self.region.offset + begin)
-                if folds is not None:
-                    folded.update(part)  # While it is in the processor's cache.
-            if folds is not None:
-                folds.add(start, folded)
+                if blocks is not None:
+                    blocks.take((begin - start) // FOLD_BYTES)  # While it is in the processor's cache.
+            if folds is not None and blocks is not None:
+                folds.add(start, blocks.values)
 
         if in_order:
             for start in range(0, size, section):

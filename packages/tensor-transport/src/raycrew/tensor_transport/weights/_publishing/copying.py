@@ -10,7 +10,7 @@ import torch
 from raycrew.tensor_transport._bytes import (
     FOLD_BYTES,
     SECTION_BYTES,
-    Fold,
+    BlockFolds,
     SectionFolds,
     flat_bytes,
     in_sections,
@@ -18,9 +18,6 @@ from raycrew.tensor_transport._bytes import (
 )
 from raycrew.tensor_transport.protocols import Bytes
 from raycrew.tensor_transport.weights._publishing.glimpses import fold_bytes, work_of
-
-_BLOCK = 2 * FOLD_BYTES
-"""As much as the cache of one processor has room for, beside what it is copied from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +61,15 @@ def copy_into(bucket: Bytes, tensors: Sequence[Copying], *, summed: bool) -> int
     sums = SectionFolds(len(bucket)) if summed else None
 
     def take(start: int, stop: int) -> None:
-        section = Fold()
-        for begin in range(start, stop, _BLOCK):
-            end = min(begin + _BLOCK, stop)
+        folds = None if sums is None else BlockFolds(bucket[start:stop])
+        for number, begin in enumerate(range(start, stop, FOLD_BYTES)):
+            end = min(begin + FOLD_BYTES, stop)
             for run in runs[bisect_right(stops, begin) : bisect_left(starts, end)]:
                 run.take(bucket, begin, end)
-            if sums is not None:
-                section.update(bucket[begin:end])
-        if sums is not None:
-            sums.add(start, section)
+            if folds is not None:
+                folds.take(number)
+        if sums is not None and folds is not None:
+            sums.add(start, folds.values)
 
     in_sections(len(bucket), SECTION_BYTES, take)
     for run, each in zip(runs, tensors, strict=True):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from raycrew.tensor_transport._bytes import Fold
+from raycrew.tensor_transport._bytes import fold
 from raycrew.tensor_transport.errors import DamagedBytesError, DecodeError
 from raycrew.tensor_transport.protocols import Bytes
 from raycrew.tensor_transport.weights.deltas._codec import (
@@ -111,7 +111,7 @@ class Delta:
             raise DecodeError(f"a delta of {self.whole_bytes} bytes can't be applied to {memory.nbytes}")
         words = as_words(memory, self.itemsize)
         undo = apply_changes(words, self.changes)
-        if verify and _fold(memory) != self.fold:
+        if verify and fold(memory) != self.fold:
             apply_changes(words, undo)
             raise DamagedBytesError(
                 f"the fold of the result differs: the receiver's bytes are not those of version {self.base}, "
@@ -156,10 +156,4 @@ def encode_delta(
     words = as_words(new, itemsize)
     changes = find_changes(None if old is None else as_words(old, itemsize), words)
     needed = base if changes.needs_base else NO_VERSION
-    return Delta(source, version, needed, itemsize, new.nbytes, _fold(new), changes, kind)
-
-
-def _fold(data: Bytes) -> int:
-    fold = Fold()
-    fold.update(data)
-    return fold.value
+    return Delta(source, version, needed, itemsize, new.nbytes, fold(new), changes, kind)

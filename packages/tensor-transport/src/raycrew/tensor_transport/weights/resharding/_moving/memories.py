@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from numpy.lib.stride_tricks import as_strided
 
-from raycrew.tensor_transport._bytes import Fold, tensor_bytes
+from raycrew.tensor_transport._bytes import fold, tensor_bytes
 from raycrew.tensor_transport.errors import ReshardError
 from raycrew.tensor_transport.protocols import Bytes
 from raycrew.tensor_transport.weights.resharding._layouts import Layout, Memory, Region, local_tensor
@@ -124,9 +124,7 @@ def fold_region(memory: torch.Tensor, region: Region) -> int:
     """A fold of a region's values in order, the same on both sides of a move."""
     total = 0
     for part, _ in pieces(region, region, _FOLDED_ELEMENTS):
-        fold = Fold()
-        fold.update(tensor_bytes(view(memory, part)))
-        total = (total * _FACTOR + fold.value) % 2**64
+        total = (total * _FACTOR + fold(tensor_bytes(view(memory, part)))) % 2**64
     return total
 
 
