@@ -5,6 +5,7 @@ And updates of weights between workers of Ray over CUDA IPC, against copies on t
 
 import multiprocessing
 import time
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -36,6 +37,7 @@ def handed_over(size: int, repeat: int) -> list[Figure]:
     here, there = context.Pipe()
     process = context.Process(target=owner, args=(size, there))
     process.start()
+    there.close()  # If it dies, what is received is the end.
     source, into = (torch.zeros(size, dtype=torch.uint8, device="cuda") for _ in range(2))
 
     def copied() -> None:
@@ -145,10 +147,10 @@ def broadcast(members: int, size: int, rounds: int) -> list[Figure]:
     ]
 
 
-def run(quick: bool) -> list[Figure]:
+def run(quick: bool) -> Iterator[Figure]:
     if not torch.cuda.is_available():
-        return []
-    size = 10**9 if quick else 10**10
-    figures = handed_over(size, 3 if quick else 9) + updates(3 if quick else 9)
+        return
+    yield from handed_over(10**9 if quick else 10**10, 3 if quick else 9)
+    yield from updates(3 if quick else 9)
     devices = torch.cuda.device_count()
-    return figures + broadcast(max(devices, 2), (1024 if devices > 1 else 256) * MIB, 2 if quick else 5)
+    yield from broadcast(max(devices, 2), (1024 if devices > 1 else 256) * MIB, 2 if quick else 5)

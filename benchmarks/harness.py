@@ -1,7 +1,7 @@
 """Measure ratios side by side in one process, print them as a table, keep them as JSON.
 
-A suite is a module in this folder with `run(quick: bool) -> list[Figure]`; an empty list where the machine
-lacks what it measures.
+A suite is a module in this folder with `run(quick: bool) -> Iterable[Figure]`, of none where the machine
+lacks what it measures. Each figure of a generator is kept as it comes.
 """
 
 import argparse
@@ -158,14 +158,23 @@ def main() -> None:
         parser.error(f"no such suite: {', '.join(sorted(unknown))}; there are {', '.join(suites)}")
     console = Console(width=max(Console().width, 120))
     for suite in args.suites or suites:
-        figures = importlib.import_module(f"bench_{suite.replace('-', '_')}").run(args.quick)
+        figures: list[Figure] = []
+        try:
+            for each in importlib.import_module(f"bench_{suite.replace('-', '_')}").run(args.quick):
+                figures.append(each)
+                write(suite, figures, args.output)
+        finally:
+            if figures:
+                show(suite, figures, console)
         if not figures:
             console.print(f"{suite}: this machine has nothing to measure it with")
-            continue
-        show(suite, figures, console)
-        args.output.mkdir(parents=True, exist_ok=True)
-        rows = [asdict(f) | {"versions": versions(), "machine": machine()} for f in figures]
-        (args.output / f"{suite}.json").write_text(json.dumps(rows, indent=2) + "\n")
+
+
+def write(suite: str, figures: list[Figure], folder: pathlib.Path) -> None:
+    """Keep the figures that there are so far."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [asdict(f) | {"versions": versions(), "machine": machine()} for f in figures]
+    (folder / f"{suite}.json").write_text(json.dumps(rows, indent=2) + "\n")
 
 
 if __name__ == "__main__":

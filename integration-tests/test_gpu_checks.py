@@ -11,7 +11,17 @@ import pytest
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
-from gpu_checks import NOTHING_TO_RUN, Check, checks, missing, run, run_all  # noqa: E402
+import gpu_checks  # noqa: E402
+from gpu_checks import (  # noqa: E402
+    NOTHING_TO_RUN,
+    TELLING,
+    Check,
+    checks,
+    missing,
+    passed_before,
+    run,
+    run_all,
+)
 
 
 def test_each_outcome_is_told_with_its_log_and_the_machine(tmp_path):
@@ -23,9 +33,14 @@ def test_each_outcome_is_told_with_its_log_and_the_machine(tmp_path):
         Check("large", ["-c", ""], devices=2),
         Check("strange", ["-c", ""], needs=["no_such_module_or_program"]),
     ]
-    ended = run_all(chosen, ["a made-up device"], tmp_path, at_once=3)
-    assert [one.name for one in ended] == ["good", "empty", "bad", "large", "strange", "last"]
-    assert [one.outcome for one in ended] == ["passed", "passed", "failed", "not run", "not run", "passed"]
+    said = []
+    ended = run_all(chosen, ["a made-up device"], tmp_path, at_once=3, say=said.append)
+    assert ended[-1].name == "last", "alone, after all others"
+    outcomes = {one.name: one.outcome for one in ended}
+    assert outcomes == dict.fromkeys(["good", "empty", "last"], "passed") | {"bad": "failed"} | dict.fromkeys(
+        ["large", "strange"], "not run"
+    )
+    assert "good: begins" in said and any(line.startswith("bad: failed, ") for line in said)
     written = json.loads((tmp_path / "checks.json").read_text())
     assert written["devices"] == ["a made-up device"]
     assert written["versions"].keys() >= {"python", "ray", "torch"}
@@ -37,9 +52,102 @@ def test_each_outcome_is_told_with_its_log_and_the_machine(tmp_path):
     assert not (tmp_path / "large.log").exists()
 
 
-def test_who_does_not_end_is_ended(tmp_path):
-    waits = Check("waits", ["-c", "import time; print('on', flush=True); time.sleep(600)"])
-    assert run(waits, tmp_path, limit_s=1).outcome == "late"
+@pytest.mark.parametrize("heeds", [True, False])
+def test_who_does_not_end_is_told_to_and_then_ended(tmp_path, monkeypatch, heeds):
+    monkeypatch.setattr(gpu_checks, "GRACE_S", 60 if heeds else 0.5)
+    words = "import signal, time"
+    words += "" if heeds else "; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+    words += f"; open(r'{tmp_path / 'on'}', 'w'); time.sleep(600)"
+
+    def say(_):
+        raise AssertionError("it has no tests")
+
+    ended = run(Check("waits", ["-c", words]), tmp_path, limit_s=5, say=say)
+    assert ended.outcome == "late" and (tmp_path / "on").exists()
+    assert ended.last == ("KeyboardInterrupt" if heeds else "")
+
+
+TESTS = """
+import os, pathlib, pytest, signal
+HERE = pathlib.Path(__file__).parent
+
+def test_good():
+    (HERE / "runs").open("a").write("good ")
+
+def test_bad():
+    assert (HERE / "mended").exists(), "it is broken"
+
+@pytest.fixture
+def failing():
+    yield
+    assert (HERE / "mended").exists(), "its end is broken"
+
+def test_ends_badly(failing):
+    pass
+
+@pytest.mark.skip(reason="not here")
+def test_skipped():
+    pass
+
+def test_dies():
+    if not (HERE / "mended").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def test_last():
+    pass
+"""
+
+
+def test_what_became_of_each_test_is_known_at_once_and_what_passed_is_not_run_again(tmp_path):
+    tests, first, second = tmp_path / "test_some.py", tmp_path / "first", tmp_path / "second"
+    tests.write_text(TESTS)
+    words = (
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "tests_told",
+        "--rootdir",
+        str(tmp_path),
+        str(tests),
+    )
+    check = Check("some", words, path=[TELLING], ends=(0, NOTHING_TO_RUN))
+    quick, said = Check("quick", ["-c", ""]), []
+
+    (died, *_) = run_all([check, quick], ["a device"], first, say=said.append)
+    assert died.outcome == "failed"
+    names = ("good", "bad", "ends_badly", "skipped", "dies")
+    told = {name: died.tests[f"test_some.py::test_{name}"] for name in names}
+    outcomes = {name: found["outcome"] for name, found in told.items()}
+    assert outcomes == {
+        "good": "passed",
+        "bad": "failed",
+        "ends_badly": "failed",
+        "skipped": "skipped",
+        "dies": "begun",
+    }
+    assert "it is broken" in told["bad"]["why"] and "its end is broken" in told["ends_badly"]["why"]
+    (line,) = [line for line in said if "test_bad" in line]
+    assert line.startswith("some: failed test_some.py::test_bad, ") and "it is broken" in line
+    assert "it is broken" in (first / "some.log").read_text()
+
+    (first / "some.tests").open("a").write('{"test": "torn')
+    (tmp_path / "mended").touch()
+    before = passed_before(first, second)
+    assert [one.name for one in before] == ["quick"]
+    *_, again = run_all([check], ["a device"], second, before=before)
+    assert again.outcome == "passed"
+    assert {found["outcome"] for found in again.tests.values()} == {"passed", "skipped"}
+    assert (tmp_path / "runs").read_text() == "good ", "it was not run again"
+    written = json.loads((second / "checks.json").read_text())["checks"]
+    assert {one["name"]: one["outcome"] for one in written} == {"quick": "passed", "some": "passed"}
+    assert passed_before(second, second)[1].tests == again.tests
+
+
+def test_what_no_time_is_left_for_is_not_begun(tmp_path):
+    (ended,) = run_all([Check("late", ["-c", ""])], ["a device"], tmp_path, within_s=1)
+    assert (ended.outcome, ended.last) == ("not run", "no time is left")
 
 
 def test_what_is_run_is_there(tmp_path):
@@ -50,6 +158,12 @@ def test_what_is_run_is_there(tmp_path):
         assert not missing(replace(check, needs=()), check.devices)
     names = [check.name for check in checks(tmp_path)]
     assert len(set(names)) == len(names)
+
+
+def test_a_check_that_nobody_knows_is_refused_by_name():
+    command = [sys.executable, str(BENCHMARKS / "gpu_checks.py"), "tests-nccl", "strange"]
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert told.returncode == 2 and "no such check: strange; there are tests-transport, " in told.stderr
 
 
 @pytest.mark.long

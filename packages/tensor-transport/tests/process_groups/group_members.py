@@ -70,6 +70,7 @@ class Crew:
     """Members that are there for the next group as well; those that died are replaced."""
 
     def __init__(self, names=("trainer/0", "generator/0", "generator/1"), backend="gloo"):
+        self.backend = backend
         self.host = GroupHost("weights", names, backend=backend, address="127.0.0.1")
         self.members = []
 
@@ -91,7 +92,11 @@ class Crew:
             member.result()
         return members
 
+    def end(self):
+        """The next group is of other members."""
+        while self.members:
+            self.members.pop().end()
+
     def close(self):
-        for member in self.members:
-            member.end()
+        self.end()
         self.host.close()

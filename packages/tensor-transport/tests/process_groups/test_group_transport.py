@@ -5,28 +5,29 @@ import torch
 from group_members import Crew
 
 from raycrew.tensor_transport.errors import TransportError
-from raycrew.tensor_transport.testing import BroadcastCase, check_transport, take_device
+from raycrew.tensor_transport.testing import BroadcastCase, take_device
+
+PROMISES = [check.args[0].__name__.removeprefix("_check_") for check in BroadcastCase(list).checks()]
+
+
+@pytest.fixture(scope="module", params=["gloo", pytest.param("nccl", marks=pytest.mark.gpu)])
+def crew(request):
+    made = Crew(backend=request.param)
+    yield made
+    made.close()
 
 
 @pytest.mark.slow
 @pytest.mark.hostile
-def test_gloo_keeps_every_promise_of_a_broadcast_transport():
-    crew = Crew()
+@pytest.mark.timeout(150)  # Ranks that share a device wait for each other's turns on it.
+@pytest.mark.parametrize("promise", PROMISES)
+def test_groups_keep_each_promise_of_a_broadcast_transport(crew, promise):
+    case = BroadcastCase(crew.join, "cuda" if crew.backend == "nccl" else "cpu")
     try:
-        check_transport(BroadcastCase(crew.join))
-    finally:
-        crew.close()
-
-
-@pytest.mark.gpu
-@pytest.mark.hostile
-@pytest.mark.timeout(1200)  # Ranks that share a device wait for each other's turns on it.
-def test_nccl_keeps_every_promise_of_a_broadcast_transport():
-    crew = Crew(backend="nccl")
-    try:
-        check_transport(BroadcastCase(crew.join, "cuda"))
-    finally:
-        crew.close()
+        case.checks()[PROMISES.index(promise)]()
+    except BaseException:
+        crew.end()  # Its members may still be at it.
+        raise
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")

@@ -22,7 +22,7 @@ from raycrew.tensor_transport.transports import CudaIpcTransport, NixlTransport,
 @pytest.mark.gpu
 @pytest.mark.hostile
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(200)
 def test_conformance_of_cuda_ipc():
     check_transport(PullCase(CudaIpcTransport, lambda: MakingPeer(CudaIpcTransport)))
 
