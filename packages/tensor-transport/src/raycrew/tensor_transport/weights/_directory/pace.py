@@ -26,4 +26,8 @@ class Pace:
 
     def said(self, took_s: float = 0.0) -> None:
         """It was said, and the answer took so long; math.inf where nobody wants to know."""
-        self._silent_until = self._clock() + min(_MOST_S, max(_LEAST_S, _TIMES * took_s))
+        self.rest(_TIMES * took_s)
+
+    def rest(self, quiet_s: float) -> None:
+        """Nobody waits to hear more for so long."""
+        self._silent_until = self._clock() + min(_MOST_S, max(_LEAST_S, quiet_s))

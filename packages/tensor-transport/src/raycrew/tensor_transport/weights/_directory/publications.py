@@ -109,6 +109,7 @@ class Publications(Shelf):
         if number in self.versions and part in self.versions[number].parts:
             self.versions[number].parts[part].expires = now + self.lease_s
         version = self._living(now, number, part)
+        version.is_metered = True
         ahead = [a for a in version.parts[part].buckets if not version.is_taken(a)]
         if not ahead or sum(a.bucket.size_bytes for a in ahead) + size_bytes <= window_bytes:
             return True

@@ -102,7 +102,7 @@ class Record(Publications):
             self._note_taken(version, receiver, had)
         if not fresh or counts:  # It has all, and may take its time to load.
             version.fetching.pop(receiver, None)
-        return News(tuple(fresh), done, counts)
+        return News(tuple(fresh), done, counts, self._quiet_s(version))
 
     def took(self, now: float, number: int, receiver: str, seen: Sequence[int]) -> None:
         """A receiver has so many buckets of each part.
@@ -132,6 +132,11 @@ class Record(Publications):
         if not loaded and version.ballots is not None:
             self._abort(version, f"receiver {receiver}: {reason}")
         self._decide(version)
+
+    def _quiet_s(self, version: Version) -> float:
+        """How long a receiver may keep to itself which buckets it has, unless others may wait for some."""
+        is_awaited = version.is_metered or len(version.nodes) > 1 or not version.is_read_by_all
+        return 0.0 if is_awaited or not self._stays(version) else self.lease_s / 4
 
     def _stays(self, version: Version) -> bool:
         """Whether all there is stays until each reader votes."""

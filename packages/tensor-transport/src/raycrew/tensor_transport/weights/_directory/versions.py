@@ -126,12 +126,14 @@ class Offer:
 class News:
     """Buckets that a receiver has not seen.
 
-    `done` says that there will be no more, and `counts` that they count as had: nobody need say so.
+    `done` says that there will be no more, and `counts` that they count as had: nobody need say so. For
+    `quiet_s` seconds nobody waits to hear which of them are had.
     """
 
     buckets: tuple[Announced, ...]
     done: bool
     counts: bool = False
+    quiet_s: float = 0.0
 
 
 @dataclass
@@ -156,7 +158,8 @@ class Version:
         route: The key of the route over which its recipients take it while it is put.
         announced: How many buckets were announced.
         patient: Receivers that do nothing with a bucket before all of them are there.
-        is_hurried: Whether a publisher waited for receivers to have what was put.
+        is_metered: Whether a publisher asks for room for what it puts.
+        is_hurried: Whether it waited for receivers to have what was put.
     """
 
     number: int
@@ -177,6 +180,7 @@ class Version:
     route: str = ""
     announced: int = 0
     patient: set[str] = field(default_factory=set)
+    is_metered: bool = False
     is_hurried: bool = False
 
     def refuses(self, part: int) -> bool:
@@ -212,6 +216,11 @@ class Version:
     def waits(self, receiver: str) -> bool:
         """Whether a receiver is told nothing before all buckets are there."""
         return receiver in self.patient and not self.is_hurried
+
+    @property
+    def is_read_by_all(self) -> bool:
+        """Whether all recipients have begun to read it."""
+        return self.ballots is not None and all(r in self.taken for r in self.ballots.receivers)
 
     @property
     def is_awaited_whole(self) -> bool:

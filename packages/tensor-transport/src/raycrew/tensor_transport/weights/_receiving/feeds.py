@@ -206,7 +206,7 @@ class DirectoryFeed:
         self._pace.said(time.monotonic() - began)
 
     def _hear(self, news: News) -> None:
-        self._pace.said()  # What was had was said when this was asked.
+        self._pace.rest(news.quiet_s)  # What was had was said when this was asked.
         self._waiting, self._done, self._counts = list(news.buckets), news.done, news.counts
         for announced in news.buckets:
             self._seen[announced.part] += 1
