@@ -220,15 +220,22 @@ def device_names() -> list[str]:
     return [torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count())]
 
 
-def passed_before(folder: Path, output: Path) -> list[Ended]:
-    """What has passed by an earlier run, whose logs and lines of tests go along to the new one's folder."""
+def kept(folder: Path, output: Path, again: Collection[str], *, passed: bool) -> list[Ended]:
+    """What is known by an earlier run, whose logs and lines of tests go along to the new one's folder.
+
+    Args:
+        folder: The earlier run's.
+        output: The new one's.
+        again: The checks that are to run now: what became of them is known no longer.
+        passed: But of those of them that have passed, which need not.
+    """
     found = folder / "checks.json"
     ended = [Ended(**each) for each in json.loads(found.read_text())["checks"]] if found.exists() else []
     output.mkdir(parents=True, exist_ok=True)
     for path in sorted([*folder.glob("*.tests"), *folder.glob("*.log")]):
         if not (output / path.name).exists():
             shutil.copyfile(path, output / path.name)
-    return [one for one in ended if one.outcome == "passed"]
+    return [one for one in ended if one.name not in again or (passed and one.outcome == "passed")]
 
 
 def run_all(
@@ -291,18 +298,20 @@ def main() -> int:
     known = {check.name: check for check in checks(options.output)}
     if unknown := sorted(set(options.checks) - set(known)):
         parser.error(f"no such check: {', '.join(unknown)}; there are {', '.join(known)}")
+    if options.resume is not None and not options.resume.is_dir():
+        parser.error(f"{options.resume} is no folder of results: names of checks come before --resume")
     chosen, devices = [known[name] for name in options.checks or known], device_names()
     if options.list:
         for check in chosen:
             console.print(f"{check.name}: {missing(check, len(devices)) or 'would run'}", soft_wrap=True)
         return 0
     signal.signal(signal.SIGINT, signal.default_int_handler)  # Where this is ignored, checks would ignore it.
-    before: list[Ended] = []
     if options.resume is None:
         for check in chosen:
             (options.output / f"{check.name}.tests").unlink(missing_ok=True)
-    else:
-        before = passed_before(options.resume if options.resume.name else options.output, options.output)
+    earlier = options.resume if options.resume is not None and options.resume.name else options.output
+    names, resumes = {check.name for check in chosen}, options.resume is not None
+    before = kept(earlier, options.output, names, passed=resumes)
     chosen = [check for check in chosen if check.name not in {one.name for one in before}]
     how = {"within_s": 60 * options.within, "before": before, "say": lambda line: print(line, flush=True)}
     ended = run_all(chosen, devices, options.output, options.at_once, **how)

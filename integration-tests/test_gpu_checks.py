@@ -17,8 +17,8 @@ from gpu_checks import (  # noqa: E402
     TELLING,
     Check,
     checks,
+    kept,
     missing,
-    passed_before,
     run,
     run_all,
 )
@@ -134,7 +134,7 @@ def test_what_became_of_each_test_is_known_at_once_and_what_passed_is_not_run_ag
 
     (first / "some.tests").open("a").write('{"test": "torn')
     (tmp_path / "mended").touch()
-    before = passed_before(first, second)
+    before = kept(first, second, ["some", "quick"], passed=True)
     assert [one.name for one in before] == ["quick"]
     *_, again = run_all([check], ["a device"], second, before=before)
     assert again.outcome == "passed"
@@ -142,7 +142,7 @@ def test_what_became_of_each_test_is_known_at_once_and_what_passed_is_not_run_ag
     assert (tmp_path / "runs").read_text() == "good ", "it was not run again"
     written = json.loads((second / "checks.json").read_text())["checks"]
     assert {one["name"]: one["outcome"] for one in written} == {"quick": "passed", "some": "passed"}
-    assert passed_before(second, second)[1].tests == again.tests
+    assert kept(second, second, ["quick"], passed=False)[0].tests == again.tests
 
 
 def test_what_no_time_is_left_for_is_not_begun(tmp_path):
@@ -158,6 +158,34 @@ def test_what_is_run_is_there(tmp_path):
         assert not missing(replace(check, needs=()), check.devices)
     names = [check.name for check in checks(tmp_path)]
     assert len(set(names)) == len(names)
+
+
+def test_names_choose_and_a_run_goes_on_where_the_one_before_ended(tmp_path, monkeypatch, capsys):
+    note = f"import os; open(r'{tmp_path / 'runs'}', 'a').write('{{}} '); assert {{}}"
+    is_mended = f"os.path.exists(r'{tmp_path / 'mended'}')"
+    known = [
+        Check("good", ["-c", note.format("good", True)]),
+        Check("bad", ["-c", note.format("bad", is_mended)]),
+    ]
+    monkeypatch.setattr(gpu_checks, "checks", lambda output: known)
+    monkeypatch.setattr(gpu_checks, "device_names", lambda: ["a device"])
+
+    def outcomes(*words):
+        monkeypatch.setattr(sys, "argv", ["gpu_checks.py", *words, "--output", str(tmp_path / "results")])
+        status = gpu_checks.main()
+        written = json.loads((tmp_path / "results/checks.json").read_text())["checks"]
+        return status, {one["name"]: one["outcome"] for one in written}
+
+    half = {"good": "passed", "bad": "failed"}
+    assert outcomes() == (1, half)
+    assert outcomes("bad") == (1, half), "what is known of others stays"
+    (tmp_path / "mended").touch()
+    assert outcomes("--resume") == (0, {"good": "passed", "bad": "passed"})
+    assert outcomes("--resume", str(tmp_path / "results"))[0] == 0
+    assert sorted((tmp_path / "runs").read_text().split()) == ["bad", "bad", "bad", "good"]
+    with pytest.raises(SystemExit):
+        outcomes("--resume", "good")
+    assert "good is no folder of results: names of checks come before" in capsys.readouterr().err
 
 
 def test_a_check_that_nobody_knows_is_refused_by_name():
