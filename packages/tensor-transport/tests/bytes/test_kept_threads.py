@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import signal
 import threading
 import time
 import weakref
@@ -10,7 +11,7 @@ import pytest
 from forking import in_a_child
 
 from raycrew.tensor_transport._bytes import kept_threads
-from raycrew.tensor_transport._bytes.kept_threads import run_beside
+from raycrew.tensor_transport._bytes.kept_threads import run_beside, run_whole
 
 _numbers = itertools.count(500)
 
@@ -103,3 +104,34 @@ def test_a_forked_child_has_threads_of_its_own(kept_long):
     parents = helping()
     assert in_a_child(lambda: helping() is not parents)
     assert helping() is parents
+
+
+@pytest.mark.hostile
+def test_a_ctrl_c_is_raised_once_what_is_to_be_whole_is_done(kept_long):
+    done, before = [], signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def work():
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)  # for it to come meanwhile, which it need not
+        done.append("all of it")
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_whole(work)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done == ["all of it"]
+
+
+def no_thread(_):
+    raise RuntimeError("can't start new thread")
+
+
+def test_what_is_to_be_whole_is_done_here_where_there_are_no_threads_and_raises_its_own(monkeypatch):
+    with pytest.raises(ZeroDivisionError):
+        run_whole(lambda: 1 / 0)
+    done = []
+    monkeypatch.setattr(kept_threads._Kept, "start", no_thread)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {next(_numbers)})
+    run_whole(lambda: done.append(threading.current_thread()))
+    assert done == [threading.current_thread()]

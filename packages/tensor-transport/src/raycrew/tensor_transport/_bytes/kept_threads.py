@@ -6,7 +6,7 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from queue import Empty, SimpleQueue
 
 _KEPT_S = 1.0
@@ -40,6 +40,21 @@ def run_beside(work: _Work) -> "Future[None]":
     future: Future[None] = Future()
     thread.todo.put((future, work))
     return future
+
+
+def run_whole(work: _Work) -> None:
+    """Run something that no Ctrl-C breaks off: that comes in the main thread alone, and is raised then."""
+    try:
+        beside = run_beside(work) if threading.current_thread() is threading.main_thread() else None
+    except RuntimeError:
+        beside = None
+    if beside is None:
+        work()
+        return
+    try:
+        beside.result()
+    finally:
+        wait([beside])
 
 
 class _Kept(threading.Thread):

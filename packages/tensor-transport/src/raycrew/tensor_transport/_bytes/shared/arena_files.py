@@ -222,11 +222,10 @@ def shared_header(path: Path) -> Iterator[Header | None]:
         if os.fstat(fd).st_size < HEADER_BYTES:  # Its owner is just about to make it.
             yield None
             return
-        with mmap.mmap(fd, HEADER_BYTES) as mapped:
-            header = Header(np.frombuffer(mapped, np.int64))
-            try:
-                yield header
-            finally:
-                del header._words  # noqa: SLF001 - lets go of the mapping before it is closed
+        mapped = mmap.mmap(fd, HEADER_BYTES)
+        header = Header(np.frombuffer(mapped, np.int64))
+        yield header  # What an error's frames have of it keeps the mapping as long as they are there.
+        del header._words  # noqa: SLF001 - lets go of the mapping before it is closed
+        mapped.close()
     finally:
         os.close(fd)

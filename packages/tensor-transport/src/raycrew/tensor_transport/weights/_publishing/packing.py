@@ -1,5 +1,6 @@
 """Copies tensors into buckets; a full one is sent while the next one fills."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -8,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from raycrew.tensor_transport._bytes import run_whole
 from raycrew.tensor_transport.protocols import ByteStore
 from raycrew.tensor_transport.weights._publishing.copying import Copying, copy_into
 from raycrew.tensor_transport.weights._publishing.glimpses import fold
@@ -25,7 +27,7 @@ from raycrew.tensor_transport.weights._update import (
 T = TypeVar("T")
 
 
-@dataclass
+@dataclass(eq=False)
 class Room:
     """Memory that one bucket is packed into.
 
@@ -52,6 +54,7 @@ class Rooms:
     def __init__(self, store: ByteStore) -> None:
         self._store = store
         self._arenas: list[torch.Tensor] = []
+        self._reserved: list[Room] = []
 
     def take(self, size_bytes: int) -> Room:
         """Room for a bucket of at most this size."""
@@ -65,8 +68,21 @@ class Rooms:
 
     def reserve(self, size_bytes: int) -> Room:
         """Room for a bucket of exactly this size."""
-        reserved = reserve(self._store, size_bytes) if size_bytes else None
-        return self.take(size_bytes) if reserved is None else Room(reserved[1], reserved[0])
+        found: list[Room] = []
+
+        def note() -> None:
+            if (reserved := reserve(self._store, size_bytes)) is not None:
+                found.append(Room(reserved[1], reserved[0]))
+                self._reserved.append(found[0])
+
+        if size_bytes:
+            run_whole(note)
+        return found[0] if found else self.take(size_bytes)
+
+    def give_left(self) -> None:
+        """Give what an interrupt has left, before it was known to who wanted it."""
+        for room in tuple(self._reserved):
+            self.give(room)
 
     def put(self, room: Room, size_bytes: int) -> Any:
         """Have the store keep a bucket; its ticket."""
@@ -77,6 +93,8 @@ class Rooms:
         if room.ticket is not None:
             if not room.is_put:
                 self._store.release(room.ticket)
+            with contextlib.suppress(ValueError):  # another thread has
+                self._reserved.remove(room)
         elif not room.is_given:
             room.is_given = True
             self._arenas.append(room.memory)
@@ -84,6 +102,7 @@ class Rooms:
     def clear(self) -> None:
         """Give the memory back."""
         self._arenas = []
+        self.give_left()
 
 
 @dataclass(frozen=True, slots=True)

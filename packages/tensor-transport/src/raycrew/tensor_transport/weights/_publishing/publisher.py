@@ -301,6 +301,7 @@ class WeightPublisher(Belonging):
             self._check_idle()
             try:
                 self._publishing = True
+                self._rooms.give_left()
                 yield
             finally:
                 self._publishing = False
