@@ -126,18 +126,9 @@ _OTHERS = ("cluster-core", "worker-groups", "venv-manager")
 def _tests(
     name: str, folder: Path, *more: str, only: Sequence[str] = (), needs: Sequence[str] = (), **how: Any
 ) -> Check:
-    options = (
-        "-m",
-        "gpu",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "tests_told",
-        "--timeout=150",
-        "--tb=short",
-        "-rs",
-    )
-    words = ("-m", "pytest", *options, *(only or [str(folder)]), *more)
+    options = "-m gpu -p no:cacheprovider -p tests_told --timeout=150 --tb=short -rs"
+    options += " --continue-on-collection-errors"
+    words = ("-m", "pytest", *options.split(), *(only or [str(folder)]), *more)
     inner = [folder, *sorted(path for path in folder.rglob("*") if path.is_dir())]
     return Check(
         name, words, needs=("pytest", *needs), path=[*inner, TELLING], ends=(0, NOTHING_TO_RUN), **how

@@ -101,6 +101,7 @@ def test_last():
 def test_what_became_of_each_test_is_known_at_once_and_what_passed_is_not_run_again(tmp_path):
     tests, first, second = tmp_path / "test_some.py", tmp_path / "first", tmp_path / "second"
     tests.write_text(TESTS)
+    (tmp_path / "test_unread.py").write_text("import no_such_module")
     words = (
         "-m",
         "pytest",
@@ -108,9 +109,10 @@ def test_what_became_of_each_test_is_known_at_once_and_what_passed_is_not_run_ag
         "no:cacheprovider",
         "-p",
         "tests_told",
+        "--continue-on-collection-errors",
         "--rootdir",
         str(tmp_path),
-        str(tests),
+        str(tmp_path),
     )
     check = Check("some", words, path=[TELLING], ends=(0, NOTHING_TO_RUN))
     quick, said = Check("quick", ["-c", ""]), []
@@ -132,6 +134,9 @@ def test_what_became_of_each_test_is_known_at_once_and_what_passed_is_not_run_ag
     assert line.startswith("some: failed test_some.py::test_bad, ") and "it is broken" in line
     assert "it is broken" in (first / "some.log").read_text()
 
+    assert "no_such_module" in died.tests["test_unread.py"]["why"]
+
+    (tmp_path / "test_unread.py").write_text("")
     (first / "some.tests").open("a").write('{"test": "torn')
     (tmp_path / "mended").touch()
     before = kept(first, second, ["some", "quick"], passed=True)

@@ -36,18 +36,25 @@ class Telling:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self._known = path, read(path)
         self._began: dict[str, float] = {}
         self._bad: set[str] = set()
         self._is_first = True  # The last line of a run before may have no end.
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Leave out what has passed."""
-        passed = {test for test, found in read(self._path).items() if found["outcome"] == "passed"}
+        passed = {test for test, found in self._known.items() if found["outcome"] == "passed"}
         left_out = [item for item in items if item.nodeid in passed]
         if left_out:
             items[:] = [item for item in items if item.nodeid not in passed]
             config.hook.pytest_deselected(items=left_out)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A file was read: one that can't be is told as a test that failed is."""
+        if report.failed:
+            self._tell(report.nodeid, "failed", report.longreprtext)
+        elif report.nodeid in self._known:
+            self._tell(report.nodeid, "passed")
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """It begins: the last that is known of it if all ends here."""
@@ -66,7 +73,8 @@ class Telling:
             self._tell(report.nodeid, "passed")
 
     def _tell(self, test: str, outcome: str, why: str = "") -> None:
-        seconds = round(time.monotonic() - self._began[test], 1)
+        now = time.monotonic()
+        seconds = round(now - self._began.get(test, now), 1)
         line: Mapping[str, Any] = {
             "test": test,
             "outcome": outcome,
