@@ -264,6 +264,7 @@ class LoadingEngine(Engine):
             lambda weights: within(load, weights),
             expected=self.weights,
             store=source.store,
+            borrow=True,
             directory=source.directory,
             rollback="shadow",
             name=source.name,
@@ -271,4 +272,7 @@ class LoadingEngine(Engine):
 
     @abstractmethod
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Replace all weights, which are named as in the model's state dict."""
+        """Replace all weights, which are named as in the model's state dict.
+
+        They lie in the store's own memory: nobody writes to them.
+        """
