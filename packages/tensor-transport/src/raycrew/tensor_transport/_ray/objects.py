@@ -67,8 +67,12 @@ def get_small(ref: Any, timeout_s: float, session: Session) -> Any:
     Raises:
         Exception: As `get`.
     """
-    left_s = await_told([ref], timeout_s, session) if is_beside() else timeout_s
-    return get(ref, left_s, session)
+    if not is_beside():
+        return get(ref, timeout_s, session)
+    left_s, (told,) = await_told([ref], timeout_s, session)
+    if told.done() and told.exception() is None:
+        return told.result()
+    return get(ref, left_s, session)  # Says what is wrong.
 
 
 def not_here(refs: list[Any], timeout_s: float, session: Session) -> list[Any]:

@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import FIRST_EXCEPTION, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Any
 
 from raycrew.tensor_transport._ray.compat import is_client, no_shutdown, ray_module
@@ -47,10 +47,13 @@ def await_ready(refs: Any, timeout_s: float | None, session: Session) -> float |
     return None if timeout_s is None else max(0.0, timeout_s - (time.monotonic() - began))
 
 
-def await_told(refs: Sequence[Any], timeout_s: float, session: Session) -> float:
-    """Wait until Ray says that objects are here, or that one can't be, outside of Ray; the seconds left.
+def await_told(refs: Sequence[Any], timeout_s: float, session: Session) -> tuple[float, list[Future[Any]]]:
+    """Wait until Ray says that objects are here, or that one can't be, outside of Ray.
 
     Ray reads the objects to say so, which is for small ones.
+
+    Returns:
+        The seconds left, and what Ray said of each object, or will say.
 
     Raises:
         TransportClosedError: The session over which it is waited for has ended.
@@ -64,7 +67,7 @@ def await_told(refs: Sequence[Any], timeout_s: float, session: Session) -> float
         if not pending or any(one.exception() for one in done):
             break
         session.check()
-    return max(0.0, left_s)
+    return max(0.0, left_s), told
 
 
 def _look(refs: Sequence[Any], timeout_s: float | None, session: Session) -> list[Any]:
