@@ -88,6 +88,37 @@ class EchoWorker(GenerationWorker):
         return EchoEngine()
 
 
+class AdaptedEngine(EchoEngine):
+    """With an adapter, the next token is told by what lies in its folder now, as if it were read anew."""
+
+    def __init__(self):
+        super().__init__()
+        self.adapters = {}
+
+    def add(self, request):
+        if request.adapter is not None:
+            self.check_adapter(request.adapter)
+        super().add(request)
+
+    def load_adapter(self, name, path):
+        self.adapters[name] = Path(path)
+
+    def unload_adapter(self, name):
+        self.check_adapter(name)
+        del self.adapters[name]
+
+    def _next(self, request, tokens):
+        found = super()._next(request, tokens)
+        if request.adapter is not None:
+            tokens[-1] = found.tokens[0] = int(self.adapters[request.adapter].read_text())
+        return found
+
+
+class AdaptedWorker(GenerationWorker):
+    def create_engine(self, seed):
+        return AdaptedEngine()
+
+
 class FallingEngine(EchoEngine):
     """Takes the process of rank 1 along when that is to load a version after which a file is called."""
 

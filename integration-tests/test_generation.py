@@ -13,6 +13,8 @@ import pytest
 pytest.importorskip("transformers")
 
 from generation_conformance import LONG, Conformance, check_what_waits_for_room
+from generation_echo import MODEL as ECHO
+from generation_echo import AdaptedWorker, EchoTrainer
 from generation_stage import EXAMPLE, MODEL, batch_of, group_stage, local_stage, rows_of
 
 from generation import EngineOptions, RefusedError, Sampling, start_generators
@@ -115,6 +117,29 @@ def test_the_event_loop_is_woken_once_for_all_samples_that_end_in_a_step():
         return len(woken), [(found.prompt_index, list(found.tokens)) for found in samples]
 
     assert asyncio.run(told()) == (1, [(at // 16, [at]) for at in range(32)])
+
+
+@pytest.mark.parametrize("change", ["load_adapter", "unload_adapter"])
+def test_samples_that_are_under_way_with_an_adapter_get_no_tokens_of_another_in_its_place(tmp_path, change):
+    folder, long = tmp_path / "adapter", {"max_tokens": 500}
+    folder.write_text("1")
+    with local_stage(AdaptedWorker, ECHO, EchoTrainer) as stage:
+        stage.call("load_adapter", "tuned", str(folder))
+        under_way, others = stage.begin(batch_of(), long, adapter="tuned"), stage.begin(batch_of(), long)
+        stage.wait_for_tokens(20)
+        stage.call("pause", "continue")
+        waiting = stage.begin(batch_of(), {"max_tokens": 3}, adapter="tuned")
+        folder.write_text("2")
+        stage.call(change, "tuned", *([str(folder)] if change == "load_adapter" else []))
+        for _, _, tokens, *_, why in rows_of(under_way.result(60)):
+            assert (why, set(tokens)) == ("abort", {1})
+        stage.call("resume")
+        if change == "load_adapter":
+            assert {tuple(row[2]) for row in rows_of(waiting.result(60))} == {(2, 2, 2)}
+        else:
+            with stage.refused(RefusedError, "no adapter 'tuned' is loaded"):
+                waiting.result(60)
+        assert {row[5] for row in rows_of(others.result(60))} == {"length"}, "those of no adapter go on"
 
 
 def test_torchs_compiler_is_kept_away_only_where_nothing_is_compiled_and_only_for_a_while(monkeypatch):

@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Sequence
+from functools import partial
 
 from generation.checking import WeightReport, check_weights
 from generation.errors import GenerationError
@@ -97,18 +98,21 @@ class EngineHolder:
     async def load_adapter(self, name: str, path: str) -> None:
         """Load a LoRA adapter from a folder, for samples that name it; in place of one that has the name.
 
+        Samples that are under way with that one end as aborted, as none has tokens of both; `pause("finish")`
+        before has them end by themselves.
+
         Raises:
             RefusedError: The engine has no adapters, was made without (`max_adapters`), or can't load this
                 one: that of the same name stays.
         """
         loop = self._life.awake.loop
-        await asyncio.wrap_future(loop.call(loop.engine.load_adapter, name, path))
+        await asyncio.wrap_future(loop.change_adapter(name, partial(loop.engine.load_adapter, name, path)))
 
     async def unload_adapter(self, name: str) -> None:
-        """Forget an adapter.
+        """Forget an adapter; samples that are under way with it end as aborted.
 
         Raises:
             RefusedError: There is none of that name.
         """
         loop = self._life.awake.loop
-        await asyncio.wrap_future(loop.call(loop.engine.unload_adapter, name))
+        await asyncio.wrap_future(loop.change_adapter(name, partial(loop.engine.unload_adapter, name)))

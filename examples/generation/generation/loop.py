@@ -9,57 +9,16 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from generation.engine import Engine, EngineLoad, Piece, Request
+from generation.engine import Engine, EngineLoad, Request
 from generation.errors import AsleepError, EngineFailedError, GenerationError, SamplingError
 from generation.modes import PauseMode
-from generation.samples import Added, FinishReason, Sample
+from generation.tracks import Counts, Listener, Sink, Track
 from raycrew.tensor_transport import StaleWeightsError
 
 T = TypeVar("T")
 PAUSE_S = 0.005
-Sink = Callable[[Request, Sample | BaseException], None]
-"""Where a sample goes when it has ended, or what became of it instead; called in the engine's thread."""
-Listener = Callable[[Request, Added], None]
-"""Where that goes which a step adds to a sample, before the sample itself; called in the engine's thread."""
-
-
-@dataclass(slots=True)
-class Track:
-    """A request on its way."""
-
-    request: Request
-    sink: Sink
-    listener: Listener | None = None
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-
-    def take(self, piece: Piece, version: int) -> None:
-        """Add what a step has made."""
-        self.tokens += piece.tokens
-        self.logprobs += piece.logprobs
-        self.versions += [version] * len(piece.tokens)
-        if self.listener is not None and piece.tokens:
-            self.listener(self.request, Added(piece.tokens, piece.logprobs, version))
-
-    def ended(self, reason: FinishReason) -> Sample:
-        """The sample as far as it has come."""
-        request = self.request
-        found = self.tokens, self.logprobs, self.versions
-        return Sample(request.prompt_index, request.sample_index, *found, reason)
-
-
-@dataclass(slots=True)
-class Counts:
-    """What was done since the engine was made."""
-
-    tokens: int = 0
-    seconds: float = 0.0
-    finished: int = 0
-    aborted: int = 0
 
 
 class EngineLoop:
@@ -129,6 +88,13 @@ class EngineLoop:
         """End requests whose samples nobody waits for any more."""
         ids = {request.id for request in requests}
         self.call(self._abort, lambda track: track.request.id in ids)
+
+    def change_adapter(self, name: str, change: Callable[[], None]) -> Future[None]:
+        """Have the engine load another adapter of a name, or none; what is under way with it is aborted.
+
+        That could not go on: engines read a folder anew, where another adapter may lie by now.
+        """
+        return self.call(self._change_adapter, name, change)
 
     def pause(self, mode: PauseMode, reason: str) -> Future[None]:
         """Step no further until `resume` with the same reason; the future ends when that is so."""
@@ -254,6 +220,10 @@ class EngineLoop:
                 track.sink(track.request, _not_taken(error))
             else:
                 self._running[track.request.id] = track
+
+    def _change_adapter(self, name: str, change: Callable[[], None]) -> None:
+        change()
+        self._abort(lambda track: track.request.id in self._running and track.request.adapter == name)
 
     def _abort(self, which: Callable[[Track], bool]) -> int:
         running = [track for track in self._running.values() if which(track)]
