@@ -3,7 +3,6 @@
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from http.client import IncompleteRead
 
 import pytest
@@ -15,14 +14,12 @@ pytest.importorskip("uvicorn")
 from endpoint_words import LETTERS, ask, events, eventually, opened, save_tokenizer
 from generation_echo import MODEL as ECHO
 from generation_echo import EchoTrainer
-from generation_readme import block_with
+from generation_readme import run_on_echoes
 from generation_stage import group_stage
 
-from generation import EndpointOptions, EngineOptions, GenerationError, start_generators
+from generation import EndpointOptions, GenerationError
 from generation.openai.following import one_endpoint
-from raycrew.cluster_core import RayVirtualCluster
 from raycrew.cluster_core.testing import connected
-from raycrew.tensor_transport import WeightDirectory
 from raycrew.worker_groups import WorkerFailureError
 
 COMPLETIONS = "/v1/completions"
@@ -130,22 +127,8 @@ def test_the_block_of_the_readme_runs(local_ray_session, tmp_path):
     def endpoint_options(model_name, tokenizer):
         return EndpointOptions(model_name=model_name, tokenizer=folder)
 
-    def start(cluster, worker, options, **how):
-        return start_generators(cluster, "generation_echo.EchoWorker", options, **how)
+    def names_of(trainer):
+        trainer.publisher.publish({"add": torch.tensor([1.0])})
+        return {"EndpointOptions": endpoint_options, "one_endpoint": one_endpoint, "openai": openai}
 
-    with (
-        connected(local_ray_session),
-        WeightDirectory.start() as directory,
-        RayVirtualCluster([1], use_gpus=False) as cluster,
-        closing(EchoTrainer(directory).publisher) as publisher,
-    ):
-        publisher.publish({"add": torch.tensor([1.0])})
-        given = {"EndpointOptions": endpoint_options, "start_generators": start, "one_endpoint": one_endpoint}
-        given |= {
-            "openai": openai,
-            "cluster": cluster,
-            "options": EngineOptions(ECHO),
-            "directory": directory,
-        }
-        exec(block_with("openai.OpenAI"), given)
-        assert given["answer"].choices[0].message.role == "assistant"
+    run_on_echoes("openai.OpenAI", local_ray_session, names_of)

@@ -88,6 +88,13 @@ class Crew:
             one.close()
 
 
+def begun(record, *ballots, digest=None):
+    """A record, a publisher that has begun a version for who shows these ballots, and its number."""
+    author, number = Author(record), record.reserve(0, ballots or ("1",), None)
+    author.begin(digest=digest)
+    return record, author, number
+
+
 @pytest.fixture(autouse=True)
 def _announces_each_bucket(monkeypatch):
     at_a_pace(monkeypatch, 0.0)
@@ -146,9 +153,7 @@ def test_checksums_that_come_after_versions_without_are_compared():
 
 
 def test_who_knows_all_plans_and_is_patient_is_told_what_there_is_when_all_is():
-    record = Record()
-    author, number = Author(record), record.reserve(0, ["1"], None)
-    author.begin()
+    record, author, number = begun(Record())
     author.put(count=1)
     asked = (number, frozenset({PLAN.digest}), "a", "1", "n")
     assert len(record.offer(0, *asked).news.buckets) == 1
@@ -165,9 +170,7 @@ def test_who_knows_all_plans_and_is_patient_is_told_what_there_is_when_all_is():
 @pytest.mark.hostile
 @pytest.mark.parametrize("end", ["hurried", "aborted", "another plan"])
 def test_who_waits_for_all_does_not_wait_for_what_does_not_come(end):
-    record = Record()
-    author, number = Author(record), record.reserve(0, ["1"], None)
-    author.begin(digest="another" if end == "another plan" else None)
+    record, author, number = begun(Record(), digest="another" if end == "another plan" else None)
     author.put(count=1)
     asked = (number, frozenset({PLAN.digest}), "a", "1", "n", True)
     if end == "hurried":
@@ -186,9 +189,8 @@ def test_who_waits_for_all_does_not_wait_for_what_does_not_come(end):
 @pytest.mark.hostile
 def test_what_a_dead_receiver_still_asks_takes_nothing_from_the_one_in_its_place():
     """The call that waits for all buckets goes on in the directory when whoever made it is dead."""
-    edge = _LocalEdge(record := Record(lease_s=1e9))
-    author, number = Author(record), record.reserve(0, ["1"], None)
-    author.begin()
+    record, author, number = begun(Record(lease_s=1e9))
+    edge = _LocalEdge(record)
     known = frozenset({PLAN.digest})
     with ThreadPoolExecutor() as pool:
         dead = pool.submit(edge.poll, "offer", (number, known, "a", "1", "n", True), TIMEOUT_S)
@@ -218,9 +220,7 @@ def test_who_looks_at_buckets_now_hears_of_each_from_the_next_update_on():
 
 
 def test_all_have_to_be_patient_for_nothing_to_be_announced():
-    record = Record()
-    author, number = Author(record), record.reserve(0, ["1", "2"], None)
-    author.begin()
+    record, author, number = begun(Record(), "1", "2")
     assert author.put(count=1)
     enter(record, number, a="1", b="2")
     assert record.news(0, number, "a", "n", (0,), True) is None
@@ -233,9 +233,7 @@ def test_all_have_to_be_patient_for_nothing_to_be_announced():
 
 @pytest.mark.hostile
 def test_who_waits_for_all_lives_and_hears_of_the_end_before_it():
-    record = Record(lease_s=10)
-    author, number = Author(record), record.reserve(0, ["1"], None)
-    author.begin()
+    record, author, number = begun(Record(lease_s=10))
     enter(record, number, a="1")
     for now in (0, 9):
         author.put(now, count=1)
@@ -248,9 +246,7 @@ def test_who_waits_for_all_lives_and_hears_of_the_end_before_it():
 
 @pytest.mark.hostile
 def test_where_nothing_is_kept_who_waited_for_all_says_that_it_has_them():
-    record = Record(keep=0)
-    author, number = Author(record), record.reserve(0, ["1"], None)
-    author.begin()
+    record, author, number = begun(Record(keep=0))
     enter(record, number, a="1")
     author.put()
     author.finish()
