@@ -1,13 +1,14 @@
 """Arenas of a session that has many of them: few are looked at to find a free one, and to know the peak."""
 
 from collections import deque
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pressing import press_everywhere
 
 from raycrew.tensor_transport._bytes import ArenaSession
 from raycrew.tensor_transport._bytes.shared.arena_files import Header
@@ -54,3 +55,32 @@ def test_the_peak_is_the_most_that_was_held_after_any_put(steps):
                 arenas.release([held.popleft()[1]])
         stats = arenas.stats()
         assert (stats.peak_bytes, stats.held_bytes) == (peak, sum(size for size, _ in held))
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("is_warm", [False, True])
+@pytest.mark.parametrize("how", ["put", "reserve"])
+def test_what_an_interrupt_breaks_off_at_any_moment_takes_nothing_and_keeps_nobody_waiting(how, is_warm):
+    runs = [np.full(size, 1, np.uint8) for size in (100, ARENA, 50)]
+
+    def begun():
+        made = stack.enter_context(session())
+        if is_warm:
+            made.put(runs[:1])
+            made.release(made.put(runs))
+        return made
+
+    def act():
+        taken[:] = arenas.put(runs) if how == "put" else [arenas.reserve(ARENA - 200)[0]]
+
+    with ExitStack() as stack:
+        arenas, taken = begun(), []
+        for nth in press_everywhere(act, ["/_bytes/shared/"]):
+            assert arenas.stats().shards == is_warm + len(taken), nth
+            arenas.release(arenas.put(runs))
+            arenas.release(taken)
+            del taken[:]
+            if not is_warm:
+                stack.close()
+                arenas = begun()
+        assert nth > 20

@@ -1,10 +1,8 @@
 """A publisher that is interrupted: what it keeps of that goes with the next version at the latest."""
 
-import itertools
-import sys
-
 import pytest
 import torch
+from pressing import press_everywhere
 
 from raycrew.tensor_transport.testing import InProcessByteStore
 from raycrew.tensor_transport.transports import SharedMemoryTransport
@@ -13,6 +11,7 @@ from raycrew.tensor_transport.weights._publishing import packing
 from raycrew.tensor_transport.weights._update import stores
 
 MODEL = {f"layers.{i}": torch.full((4096,), float(i)) for i in range(6)}
+PLACES = ("/_bytes/shared/", "/transports/shared_memory.py", "/_update/stores.py", "/packing.py")
 BUCKET = MODEL["layers.0"].nbytes
 
 
@@ -97,41 +96,15 @@ def test_an_interrupt_while_a_bucket_is_made_keeps_none(directory, where, monkey
         assert not transport.held
 
 
-def publish_until(publisher, nth):
-    """Publish, and press Ctrl-C where the interpreter looks for it that often; whether it came to that."""
-    places = ("/_bytes/shared/", "/transports/shared_memory.py", "/_update/stores.py", "/packing.py")
-    left = nth
-
-    def look(frame, event, _):
-        nonlocal left
-        if event in ("call", "c_return") and any(place in frame.f_code.co_filename for place in places):
-            left -= 1
-            if left == 0:
-                raise KeyboardInterrupt
-
-    sys.setprofile(look)
-    try:
-        publisher.publish(MODEL)
-    finally:
-        sys.setprofile(None)
-    return left > 0
-
-
 @pytest.mark.hostile
 @pytest.mark.parametrize("directory", [None, WeightDirectory.local])
 def test_an_interrupt_at_any_moment_keeps_no_shared_memory(directory):
     with SharedMemoryTransport() as transport:
         publisher = WeightPublisher(transport, directory=directory and directory(), bucket_bytes=BUCKET)
         publisher.publish(MODEL)
-        for nth in itertools.count(1):
-            try:
-                is_whole = publish_until(publisher, nth)
-            except KeyboardInterrupt:
-                is_whole = False
+        for nth in press_everywhere(lambda: publisher.publish(MODEL), PLACES):
             publisher.publish(MODEL)
             assert transport._arenas.stats().shards == len(MODEL), nth
-            if is_whole:
-                break
         publisher.close()
         assert transport._arenas.stats().shards == 0
     assert nth > 50

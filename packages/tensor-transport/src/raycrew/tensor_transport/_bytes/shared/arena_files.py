@@ -83,6 +83,17 @@ class Header:
         known[numbers, RELEASED_IN] = generation
         return len(numbers)
 
+    @property
+    def extent(self) -> tuple[int, int]:
+        """The generation, and how many slots of it were used."""
+        return self.generation, int(self._words[_USED_SLOTS])
+
+    def release_since(self, extent: tuple[int, int] | None) -> None:
+        """Release all slots that were added since; all there are, if not in this generation."""
+        generation, used = self.extent
+        begun = extent[1] if extent is not None and extent[0] == generation else 0
+        self.release(generation, range(begun, used))
+
     @staticmethod
     def place_of(slot: int) -> int:
         """Where the words of a slot begin."""

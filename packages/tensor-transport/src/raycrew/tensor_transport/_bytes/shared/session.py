@@ -4,6 +4,7 @@ import threading
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,7 +72,7 @@ class ArenaSession:
         sweep(self.folder)
         self.name = session or uuid.uuid4().hex[:12]
         self._arena_bytes, self._max_bytes = arena_bytes, max_bytes
-        self.epoch = uuid.uuid4().hex[:12]
+        self.epoch = ""
         self.machine = machine_name(self.folder)
         self._joined = LockFile(self.path(f"{self.name}.session"), shared=True)
         self._owner: LockFile | None = None
@@ -90,7 +91,7 @@ class ArenaSession:
         if self._owner is not None:
             self._owner.close()
             self._owner = None
-        self.epoch = uuid.uuid4().hex[:12]
+        self.epoch = ""
         self._peak = self._held_at_most = self._put = self._released = 0
         self._lock = threading.Lock()
 
@@ -102,14 +103,14 @@ class ArenaSession:
             TransportClosedError: The session is closed.
         """
         spots: list[Spot] = []
-        with self._lock:
-            self.check_open()
-            try:
-                spots.extend(self._put_one(raw, step) for raw in raws)
-            except BaseException:
-                self.release(spots)
-                raise
+
+        def take() -> None:
+            for raw in raws:
+                arena, place = self._place(raw.size, partial(Arena.append, raw=raw, step=step))
+                spots.append(self._spot(arena, *place))
             self._count(len(spots), sum(raw.size for raw in raws))
+
+        self._take(take, spots)
         return spots
 
     def reserve(self, size_bytes: int) -> tuple[Spot, Bytes]:
@@ -119,11 +120,33 @@ class ArenaSession:
             TransportError: There is no room, or `max_bytes` is reached.
             TransportClosedError: The session is closed.
         """
-        with self._lock:
-            self.check_open()
+        spots: list[Spot] = []
+        rooms: list[Bytes] = []
+
+        def take() -> None:
             arena, (offset, slot) = self._place(size_bytes, lambda arena: arena.reserve(size_bytes))
+            spots.append(self._spot(arena, offset, slot))
+            rooms.append(arena.data[offset : offset + size_bytes])
             self._count(1, size_bytes)
-            return self._spot(arena, offset, slot), arena.data[offset : offset + size_bytes]
+
+        self._take(take, spots)
+        return spots[0], rooms[0]
+
+    def _take(self, take: Callable[[], None], spots: Sequence[Spot]) -> None:
+        """Take room in arenas, which notes where; where it is broken off, none of it is taken."""
+        try:
+            with self._lock:
+                self.check_open()
+                arena, begun = self._current, None if self._current is None else self._current.header.extent
+                try:
+                    take()
+                except BaseException:  # what was taken last may not be noted
+                    if (now := self._current) is not None:
+                        now.header.release_since(begun if now is arena else None)
+                    raise
+        except BaseException:
+            self.release(spots)
+            raise
 
     def release(self, spots: Sequence[Spot]) -> None:
         """Give bytes up, whichever process put them."""
@@ -208,10 +231,6 @@ class ArenaSession:
             self._held_at_most = sum(int(arena.header.live[:, SIZE].sum()) for arena in self._arenas)
             self._peak = max(self._peak, self._held_at_most)
 
-    def _put_one(self, raw: Bytes, step: int | None) -> Spot:
-        arena, (offset, slot) = self._place(raw.size, lambda arena: arena.append(raw, step))
-        return self._spot(arena, offset, slot)
-
     def _place(
         self, size_bytes: int, take: Callable[[Arena], tuple[int, int] | None]
     ) -> tuple[Arena, tuple[int, int]]:
@@ -231,7 +250,7 @@ class ArenaSession:
         """A free arena that is large enough, else a new one; those used longest ago are looked at first."""
         for index, arena in enumerate(self._arenas):
             if arena.capacity >= size_bytes and arena.recycle():
-                self._arenas.append(self._arenas.pop(index))
+                self._arenas[index:] = [*self._arenas[index + 1 :], arena]
                 return arena
         capacity = max(self._arena_bytes, size_bytes)
         reserved = sum(arena.capacity for arena in self._arenas)
@@ -241,6 +260,8 @@ class ArenaSession:
                 f"over max_bytes={self._max_bytes}: withdraw offers, release shards, or expire() old steps"
             )
         if self._owner is None:
+            # A file of its own for each try: what an interrupt left locked would be waited for for ever.
+            self.epoch = uuid.uuid4().hex[:12]
             self._owner = LockFile(self.path(f"{self.name}-{self.epoch}.owner"), shared=False)
         arena = Arena(self.path(f"{self.name}-{self.epoch}-{uuid.uuid4().hex[:8]}"), capacity)
         self._arenas.append(arena)
