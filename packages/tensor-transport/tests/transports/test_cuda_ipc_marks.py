@@ -26,8 +26,16 @@ def transport():
         yield made
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def peer():
+    made = MakingPeer(OnFakeDevice)
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def ending():
+    """A peer that ends."""
     made = MakingPeer(OnFakeDevice)
     yield made
     made.kill()
@@ -89,9 +97,9 @@ def test_an_offer_that_is_withdrawn_within_a_pull_is_gone(transport, peer, withi
 
 
 @pytest.mark.parametrize(("ends", "error"), [(False, StaleHandleError), (True, ShardLostError)])
-def test_an_owner_that_closes_or_dies_within_a_pull_is_noticed(transport, peer, within, ends, error):
-    offer = peer.call(offer_numbers)
-    within.append(peer.kill if ends else lambda: peer.call(close))
+def test_an_owner_that_closes_or_dies_within_a_pull_is_noticed(transport, ending, within, ends, error):
+    offer = ending.call(offer_numbers)
+    within.append(ending.kill if ends else lambda: ending.call(close))
     for _ in range(2):
         with pytest.raises(error):
             pulled(transport, offer)
@@ -110,10 +118,10 @@ def close_all(transport, offer):
         return {os.pread(fd, 1000, 0) for fd in files}
 
 
-def test_who_closes_what_is_not_his_spoils_no_file_and_makes_no_other_bytes(transport, peer, within):
-    offer = peer.call(offer_numbers)
+def test_who_closes_what_is_not_his_spoils_no_file_and_makes_no_other_bytes(transport, ending, within):
+    offer = ending.call(offer_numbers)
     found = []
-    within.append(lambda: found.append(peer.call(close_all, offer)))
+    within.append(lambda: found.append(ending.call(close_all, offer)))
     for _ in range(2):
         with pytest.raises(StaleHandleError):
             pulled(transport, offer)

@@ -159,9 +159,10 @@ def make_joined():
 @pytest.mark.hostile
 def test_what_was_lent_is_never_taken_for_memory_of_ones_own_whatever_is_joined_since():
     with SharedMemoryTransport(arena_bytes=1 << 16) as memory, RouteStore({"shared_memory": memory}) as ours:
+        ours.join(Route("kept", "tcp", "shared_memory", ""))
         ticket = ours.put(np.arange(9, dtype=np.uint8))
-        assert ours.gives_own_memory
         ours.get(ticket)[:] = 0
+        assert ours.gives_own_memory
         ours.join(SHARED)
         first, second = (ours.get_tensor(ticket) for _ in range(2))
         assert first.data_ptr() == second.data_ptr(), "in place"

@@ -61,7 +61,7 @@ def reading(pid: int, fd: int, name: str, slot: int) -> Iterator[Callable[[], in
         OSError: This process may not look into that one, or has no descriptor for it.
     """
     path = Path(f"/proc/{pid}/fd/{fd}")
-    if name not in str(path.readlink()):  # To open another file could do anything.
+    if f"memfd:{name}" not in str(path.readlink()):  # To open another file could do anything.
         raise FileNotFoundError(f"{path} is another file by now")
     own = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
