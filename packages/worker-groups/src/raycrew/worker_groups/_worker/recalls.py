@@ -18,6 +18,7 @@ class Inbox:
     def __init__(self) -> None:
         self._name = f"raycrew-{uuid.uuid4().hex}"
         self._fd = os.memfd_create(self._name) if hasattr(os, "memfd_create") else None
+        self._file = None if self._fd is None else os.fstat(self._fd)
         self._read = 0
         self._calls: set[bytes] = set()
 
@@ -28,14 +29,21 @@ class Inbox:
 
     def has(self, own_call: Callable[[], bytes]) -> bool:
         """Whether a call, which is asked for only if there is anything, was taken back."""
-        if self._fd is None:
-            return False
-        size = os.fstat(self._fd).st_size
-        if size > self._read:
-            data = os.pread(self._fd, size - self._read, self._read)
-            self._read += len(data)
-            self._calls.update(data[i : i + _ID_BYTES] for i in range(0, len(data), _ID_BYTES))
+        data = self._unread()
+        self._read += len(data)
+        self._calls.update(data[i : i + _ID_BYTES] for i in range(0, len(data), _ID_BYTES))
         return bool(self._calls) and own_call() in self._calls
+
+    def _unread(self) -> bytes:
+        """What has come; nothing more where a call has closed it, and maybe another file has its number."""
+        if self._fd is None or self._file is None:
+            return b""
+        try:
+            found = os.fstat(self._fd)
+        except OSError:
+            return b""
+        is_ours = found.st_size > self._read and os.path.samestat(found, self._file)
+        return os.pread(self._fd, found.st_size - self._read, self._read) if is_ours else b""
 
 
 def recall_all(calls: Iterable[tuple[str, bytes]]) -> list[bool]:
