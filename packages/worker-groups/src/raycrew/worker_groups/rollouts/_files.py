@@ -23,6 +23,7 @@ class OpenFile:
     def __init__(self, number: int, name: str, is_it: Callable[[int], bool]) -> None:
         self._number, self._name, self._is_it = number, name, is_it
         self._close = weakref.finalize(self, _close, number, is_it)
+        self._close.atexit = False  # some thread may write until the very end
 
     @classmethod
     def at(cls, path: Path, flags: int, mode: int = 0o600) -> "OpenFile":
