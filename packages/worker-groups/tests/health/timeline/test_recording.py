@@ -208,6 +208,21 @@ def code_of(child):
 
 
 @pytest.mark.hostile
+def test_an_interrupt_while_a_timeline_begins_leaves_nobody_who_listens(monkeypatch):
+    def pressed(thread):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", pressed)
+        with pytest.raises(KeyboardInterrupt):
+            timeline(open_telemetry=False)
+    assert observed.by is None
+    with timeline(open_telemetry=False) as run, run.span("next"):
+        pass
+    assert len(events(run.trace(), name="next")) == 1
+
+
+@pytest.mark.hostile
 def test_a_process_that_is_forked_while_a_timeline_ends_records_its_own():
     held, free = threading.Event(), threading.Event()
 

@@ -20,7 +20,7 @@ from raycrew.worker_groups._health.timeline.files import files_to_write, write
 from raycrew.worker_groups._health.timeline.kept import Kept
 from raycrew.worker_groups._health.timeline.metrics import RayMetrics
 from raycrew.worker_groups._health.timeline.records import DRIVER
-from raycrew.worker_groups._health.timeline.shared import Subscription
+from raycrew.worker_groups._health.timeline.shared import Losses, Subscription
 from raycrew.worker_groups._health.timeline.telemetry import OpenTelemetrySpans, is_installed
 from raycrew.worker_groups.errors import WorkerGroupClosedError
 
@@ -83,11 +83,10 @@ class Timeline:
         self._began_s = time.time()
         self._kept, self._metrics, self._spans = Kept(max_spans), metrics, spans
         listeners = (self._kept if max_spans else None, metrics, spans)
-        self._subscription = Subscription([listener for listener in listeners if listener is not None])
-        self._losses = self._subscription.losses()
         self._is_open, self._keeps = True, max_spans > 0
         self._is_closed, self._closing = False, threading.RLock()
-        self._pid = os.getpid()
+        self._pid, self._losses = os.getpid(), Losses()
+        self._subscription = Subscription([listener for listener in listeners if listener is not None])
 
     def __enter__(self) -> Self:
         return self

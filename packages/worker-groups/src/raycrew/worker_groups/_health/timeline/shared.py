@@ -45,8 +45,12 @@ class Subscription:
             now = observed.by
             self._recorder = now if isinstance(now, _Shared) else _Shared()
             self._before = self._recorder.losses().calls
-            for listener in listeners:
-                self._recorder.listen(listener)
+            try:
+                for listener in listeners:
+                    self._recorder.listen(listener)
+            except BaseException:  # an interrupt: nobody would have them leave
+                self._recorder.leave(*listeners)
+                raise
 
     def look(self) -> None:
         """Have the listeners told of what is known by now."""
