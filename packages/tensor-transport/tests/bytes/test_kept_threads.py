@@ -53,6 +53,19 @@ def test_threads_end_that_nobody_needs(monkeypatch):
     assert helping() is not thread
 
 
+@pytest.mark.hostile
+def test_a_thread_that_is_taken_as_it_ends_does_what_it_is_given(monkeypatch):
+    monkeypatch.setattr(kept_threads, "_KEPT_S", 0.01)
+    thread = helping()
+    while (idle := kept_threads._idle[kept_threads.processors()]) != [thread]:
+        thread = helping()  # The one before may have ended by now.
+    idle.clear()
+    thread.join(0.2)  # Longer than it is kept.
+    future = kept_threads.Future()
+    thread.todo.put((future, lambda: None))
+    future.result(60)
+
+
 def test_the_end_of_the_interpreter_waits_for_none_that_is_idle():
     assert helping().daemon
 

@@ -1,6 +1,5 @@
 """Threads that stay for a moment after their work: to start one takes as long as a copy of megabytes."""
 
-import contextlib
 import itertools
 import os
 import threading
@@ -24,9 +23,9 @@ def processors() -> Processors:
 
 
 def run_beside(work: _Work) -> "Future[None]":
-    """Have another thread run something, on the processors of this one: soon, late or never.
+    """Have another thread run something, on the processors of this one: soon or late.
 
-    Whoever waits for it cancels it first.
+    Whoever can do without cancels it first.
 
     Raises:
         RuntimeError: There are no more threads to be had.
@@ -67,11 +66,21 @@ class _Kept(threading.Thread):
 
     def run(self) -> None:
         """Do one thing after another."""
-        with contextlib.suppress(Empty):
-            while True:
-                self._do(*self.todo.get(timeout=_KEPT_S))
-        with contextlib.suppress(ValueError):  # Somebody took it at this moment, and does without.
-            _idle[self._processors].remove(self)
+        while self._do_next():
+            pass
+
+    def _do_next(self) -> bool:
+        try:
+            todo = self.todo.get(timeout=_KEPT_S)
+        except Empty:
+            try:
+                _idle[self._processors].remove(self)
+            except ValueError:  # Somebody took it at this moment, and may wait for what comes.
+                todo = self.todo.get()
+            else:
+                return False
+        self._do(*todo)
+        return True
 
     def _do(self, future: "Future[None]", work: _Work) -> None:
         begun, error = future.set_running_or_notify_cancel(), None

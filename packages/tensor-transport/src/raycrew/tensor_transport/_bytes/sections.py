@@ -29,7 +29,7 @@ def share_out(parts: Sequence[_T], size: int, work: Callable[[_T], object]) -> N
         for part in waiting:
             work(part)
 
-    # On a busy machine helpers come late or never: whoever has a processor takes the next section.
+    # On a busy machine helpers come late: whoever has a processor takes the next section.
     helping: list[Future[None]] = []
     try:
         with contextlib.suppress(RuntimeError):  # There may be no more threads to be had.
