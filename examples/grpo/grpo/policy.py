@@ -17,9 +17,12 @@ from grpo.objective import grpo_loss
 from grpo.task import SortingTask
 from grpo.vocabulary import END, encode
 from raycrew.tensor_transport import BatchedDataDict, WeightDirectory, WeightPublisher, WeightUpdate
+from raycrew.tensor_transport.transports import SharedMemoryTransport
 from raycrew.worker_groups import CurrentWorker, current_worker
 
 PATIENCE = timedelta(minutes=2)
+ARENA_BYTES = 8 << 20
+"""Some versions of the weights fit into this: they go by the memory of the machine that has both groups."""
 
 
 class PolicyWorker:
@@ -43,7 +46,8 @@ class PolicyWorker:
         rank = current_worker().rank
         self.learner = Learner(config, rank, self.device)
         self.kept: State = {**self.learner.state(), "random": {}, "done": [0, 0], "metrics": {}}
-        self.publisher = WeightPublisher(directory=directory) if rank == 0 else None
+        store = SharedMemoryTransport(arena_bytes=ARENA_BYTES)
+        self.publisher = WeightPublisher(store, directory=directory) if rank == 0 else None
         self.replica: Any = None  # while it is asleep
         self.is_asleep = False
         if asleep:

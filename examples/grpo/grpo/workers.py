@@ -18,6 +18,7 @@ from grpo.options import Options
 from grpo.policy import PolicyWorker
 from raycrew.cluster_core import RayVirtualCluster
 from raycrew.tensor_transport import WeightDirectory
+from raycrew.tensor_transport.transports import SharedMemoryTransport
 from raycrew.venv_manager import (
     Environment,
     RegistryEnvironmentProvider,
@@ -140,7 +141,9 @@ def start_groups(
         EngineOptions(config.model.as_llama(), seed=config.seed, sleep_level=2 if dozes else None),
         name_prefix="generator",
         env_vars=generator.env_vars,
-        worker_options=sleeper("generator", directory=directory, on_update="finish"),
+        worker_options=sleeper(
+            "generator", directory=directory, store=SharedMemoryTransport, on_update="finish"
+        ),
         **both,
     )
     with ExitStack() as stack:
