@@ -16,7 +16,7 @@ from raycrew.tensor_transport.errors import SourceChangedError
 from raycrew.tensor_transport.transports import SharedMemoryTransport
 from raycrew.tensor_transport.weights import WeightPublisher, WeightReceiver
 from raycrew.tensor_transport.weights._publishing import copying, publisher
-from raycrew.tensor_transport.weights._publishing.copying import Copying, copy_into
+from raycrew.tensor_transport.weights._publishing.copying import Copying, Filling
 from raycrew.tensor_transport.weights._publishing.glimpses import fold
 
 LARGE = SECTION_BYTES + 3 * FOLD_BYTES + 24
@@ -35,7 +35,10 @@ def laid_out(tensors):
 
 def check_copied(tensors, summed):
     bucket, copies, heard = laid_out(tensors)
-    found = copy_into(bucket.numpy(), copies, summed=summed)
+    filling = Filling(bucket.numpy(), copies, summed=summed)
+    filling.begin()
+    filling.copy()
+    found = filling.finish()
     assert found == (fold_in_sections(bucket) if summed else None)
     for number, (tensor, each) in enumerate(zip(tensors, copies, strict=True)):
         assert torch.equal(each.copy, tensor)

@@ -1,13 +1,17 @@
 """A publisher that is interrupted: what it keeps of that goes with the next version at the latest."""
 
+import threading
+
 import pytest
 import torch
 from pressing import press_everywhere
 
+from raycrew.tensor_transport.errors import TransportError
 from raycrew.tensor_transport.testing import InProcessByteStore
 from raycrew.tensor_transport.transports import SharedMemoryTransport
 from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher
-from raycrew.tensor_transport.weights._publishing import packing
+from raycrew.tensor_transport.weights._publishing import copying, packing
+from raycrew.tensor_transport.weights._publishing.source import SourceWatch
 from raycrew.tensor_transport.weights._update import stores
 
 MODEL = {f"layers.{i}": torch.full((4096,), float(i)) for i in range(6)}
@@ -45,6 +49,9 @@ def test_what_an_interrupt_keeps_goes_with_the_next_version(directory, nth):
     assert not store.held
 
 
+METHODS = {"planned": "__init__", "begun": "begin", "packed": "copy", "filled": "finish"}
+
+
 class Counted(SharedMemoryTransport):
     def __init__(self):
         self.held = set()
@@ -61,7 +68,7 @@ class Counted(SharedMemoryTransport):
 
 
 @pytest.mark.hostile
-@pytest.mark.parametrize("where", ["reserved", "packed", "sent"])
+@pytest.mark.parametrize("where", ["reserved", "planned", "begun", "packed", "filled", "sent"])
 @pytest.mark.parametrize("directory", [None, WeightDirectory.local])
 def test_an_interrupt_while_a_bucket_is_made_keeps_none(directory, where, monkeypatch):
     """As it gets its memory, as it was filled, or as it was sent and the next one is begun."""
@@ -83,8 +90,9 @@ def test_an_interrupt_while_a_bucket_is_made_keeps_none(directory, where, monkey
         with monkeypatch.context() as patched:
             if where == "reserved":
                 patched.setattr(stores, "_over", interrupted(stores._over))
-            elif where == "packed":
-                patched.setattr(packing, "copy_into", interrupted(packing.copy_into))
+            elif where in METHODS:
+                name = METHODS[where]
+                patched.setattr(packing.Filling, name, interrupted(getattr(packing.Filling, name)))
             else:
                 patched.setattr(packing.Placer, "place", interrupted(packing.Placer.place))
             with pytest.raises(KeyboardInterrupt):
@@ -108,3 +116,79 @@ def test_an_interrupt_at_any_moment_keeps_no_shared_memory(directory):
         publisher.close()
         assert transport._arenas.stats().shards == 0
     assert nth > 50
+
+
+class Full(Counted):
+    """Has room for two buckets alone; `after` is called when there is none."""
+
+    def __init__(self, after):
+        super().__init__()
+        self.after = after
+
+    def reserve(self, size_bytes):
+        if len(self.held) == 2:
+            self.after()
+            raise TransportError("no room")
+        return super().reserve(size_bytes)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("directory", [None, WeightDirectory.local])
+def test_nobody_writes_to_a_bucket_that_was_given_up(directory, monkeypatch):
+    """There is no room for the third bucket while a helper still copies to the second one."""
+    model = {name: torch.ones(4 << 20) for name in "abc"}
+    take, inside, let_go, mine = (
+        copying.fold_bytes,
+        threading.Event(),
+        threading.Event(),
+        threading.get_ident(),
+    )
+    under_way, begun, begin = [], [], packing.Filling.begin
+
+    def note(filling):
+        begun.append(filling)
+        begin(filling)
+
+    def held_up(raw):
+        if len(begun) == 2 and threading.get_ident() != mine:
+            under_way.append(1)
+            inside.set()
+            let_go.wait(60)
+            under_way.pop()
+        return take(raw)
+
+    def give_up():
+        assert inside.wait(60)
+        threading.Timer(0.2, let_go.set).start()
+
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(2))
+    monkeypatch.setattr(copying, "fold_bytes", held_up)
+    monkeypatch.setattr(packing.Filling, "begin", note)
+    with Full(give_up) as transport:
+        options = {"directory": directory and directory(), "bucket_bytes": model["a"].nbytes}
+        with (
+            WeightPublisher(transport, **options) as publisher,
+            pytest.raises(TransportError, match="no room"),
+        ):
+            publisher.publish(model)
+        assert inside.is_set() and not under_way and not transport.held
+
+
+@pytest.mark.parametrize("directory", [None, WeightDirectory.local])
+def test_a_bucket_is_filled_while_the_next_one_is_planned(directory, monkeypatch):
+    events, copied = [], SourceWatch.copied
+
+    class Noted(SharedMemoryTransport):
+        def reserve(self, size_bytes):
+            events.append("reserved")
+            return super().reserve(size_bytes)
+
+    def note(self, name, tensor, content):
+        events.append("copied")
+        copied(self, name, tensor, content)
+
+    monkeypatch.setattr(SourceWatch, "copied", note)
+    options = {"directory": directory and directory(), "bucket_bytes": BUCKET}
+    with Noted() as transport, WeightPublisher(transport, **options) as publisher:
+        publisher.publish(MODEL)
+    assert events == ["reserved", *["reserved", "copied"] * (len(MODEL) - 1), "copied"]

@@ -40,7 +40,7 @@ from raycrew.tensor_transport._bytes.safetensors import (
     header_length,
     parse_header,
 )
-from raycrew.tensor_transport._bytes.sections import in_sections, share_out
+from raycrew.tensor_transport._bytes.sections import Shared, in_sections, share_out
 from raycrew.tensor_transport._bytes.shared import (
     NO_STEP,
     SIZE,
@@ -85,6 +85,7 @@ __all__ = [
     "Place",
     "Run",
     "SectionFolds",
+    "Shared",
     "Slot",
     "Spot",
     "arrange",

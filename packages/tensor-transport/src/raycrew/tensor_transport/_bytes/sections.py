@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from raycrew.tensor_transport._bytes.kept_threads import processors, run_beside
 
@@ -22,22 +22,47 @@ def share_out(parts: Sequence[_T], size: int, work: Callable[[_T], object]) -> N
 
     It returns, and raises, only when none of them is under way any more.
     """
-    waiting = iter(parts)
-    helpers = 0 if size < _PARALLEL_BYTES else min(_THREADS, len(parts), len(processors())) - 1
+    shared = Shared(parts, size, work)
+    shared.begin()
+    shared.finish()
 
-    def work_on_what_is_left() -> None:
-        for part in waiting:
-            work(part)
 
-    # On a busy machine helpers come late: whoever has a processor takes the next section.
-    helping: list[Future[None]] = []
-    try:
-        with contextlib.suppress(RuntimeError):  # There may be no more threads to be had.
-            helping.extend(run_beside(work_on_what_is_left) for _ in range(helpers))
-        work_on_what_is_left()
-    finally:
-        list(waiting)  # After an interrupt nobody begins another one.
-        helping = [helper for helper in helping if not helper.cancel()]
-        wait(helping)
-    for helper in helping:
-        helper.result()
+class Shared(Generic[_T]):
+    """Work that helpers begin with while this thread does something else: `share_out` that waits later.
+
+    What has begun must be finished, or stopped.
+    """
+
+    def __init__(self, parts: Sequence[_T], size: int, work: Callable[[_T], object]) -> None:
+        self._waiting, self._work = iter(parts), work
+        self._helpers = 0 if size < _PARALLEL_BYTES else min(_THREADS, len(parts), len(processors())) - 1
+        self._helping: list[Future[None]] = []
+
+    def begin(self) -> None:
+        """Have helpers begin."""
+        # On a busy machine helpers come late: whoever has a processor takes the next section.
+        try:
+            with contextlib.suppress(RuntimeError):  # There may be no more threads to be had.
+                self._helping.extend(run_beside(self._work_on_what_is_left) for _ in range(self._helpers))
+        except BaseException:
+            self.stop()
+            raise
+
+    def finish(self) -> None:
+        """Do what is left of it, and raise what a part raised; none is under way any more."""
+        try:
+            self._work_on_what_is_left()
+        finally:
+            self.stop()
+        for helper in self._helping:
+            helper.result()
+
+    def stop(self) -> None:
+        """Have nobody begin another part, and wait for those that are under way."""
+        list(self._waiting)
+        self._helping = [helper for helper in self._helping if not helper.cancel()]
+        wait(self._helping)
+
+    def _work_on_what_is_left(self) -> None:
+        for part in self._waiting:
+            self._work(part)

@@ -12,8 +12,8 @@ from raycrew.tensor_transport._bytes import (
     SECTION_BYTES,
     BlockFolds,
     SectionFolds,
+    Shared,
     flat_bytes,
-    in_sections,
     share_out,
 )
 from raycrew.tensor_transport.protocols import Bytes
@@ -48,34 +48,55 @@ class Copying:
             self.copy.copy_(self.tensor)
 
 
-def copy_into(bucket: Bytes, tensors: Sequence[Copying], *, summed: bool) -> int | None:
-    """Copy tensors of the CPU into a bucket, in which they lie one after another, by several threads.
+class Filling:
+    """Copies tensors of the CPU into a bucket, in which they lie one after another, by several threads.
 
-    Returns:
-        The `fold_in_sections` of the bucket, if it is to be summed.
+    What has begun must be finished, or stopped.
     """
-    broken = [each for each in tensors if not each.is_unbroken]
-    share_out(broken, work_of(each.copy.nbytes for each in broken), Copying.copy_elements)
-    runs = [_Run(each) for each in tensors]
-    starts, stops = [run.start for run in runs], [run.stop for run in runs]
-    sums = SectionFolds(len(bucket)) if summed else None
 
-    def take(start: int, stop: int) -> None:
-        folds = None if sums is None else BlockFolds(bucket[start:stop])
+    def __init__(self, bucket: Bytes, tensors: Sequence[Copying], *, summed: bool) -> None:
+        broken = [each for each in tensors if not each.is_unbroken]
+        share_out(broken, work_of(each.copy.nbytes for each in broken), Copying.copy_elements)
+        self._bucket, self._tensors = bucket, tensors
+        self._runs = [_Run(each) for each in tensors]
+        self._starts, self._stops = [run.start for run in self._runs], [run.stop for run in self._runs]
+        self._sums = SectionFolds(len(bucket)) if summed else None
+        self._sections = Shared(range(0, len(bucket), SECTION_BYTES), len(bucket), self._take)
+
+    def begin(self) -> None:
+        """Have helpers begin."""
+        self._sections.begin()
+
+    def copy(self) -> None:
+        """Copy what is left, and wait for helpers."""
+        self._sections.finish()
+
+    def finish(self) -> int | None:
+        """Tell of all copies, once they are made.
+
+        Returns:
+            The `fold_in_sections` of the bucket, if it is to be summed.
+        """
+        for run, each in zip(self._runs, self._tensors, strict=True):
+            if each.copied is not None:
+                each.copied(sum(run.folds))
+        return None if self._sums is None else self._sums.value
+
+    def stop(self) -> None:
+        """Have nobody write to the bucket any more."""
+        self._sections.stop()
+
+    def _take(self, start: int) -> None:
+        stop = min(start + SECTION_BYTES, len(self._bucket))
+        folds = None if self._sums is None else BlockFolds(self._bucket[start:stop])
         for number, begin in enumerate(range(start, stop, FOLD_BYTES)):
             end = min(begin + FOLD_BYTES, stop)
-            for run in runs[bisect_right(stops, begin) : bisect_left(starts, end)]:
-                run.take(bucket, begin, end)
+            for run in self._runs[bisect_right(self._stops, begin) : bisect_left(self._starts, end)]:
+                run.take(self._bucket, begin, end)
             if folds is not None:
                 folds.take(number)
-        if sums is not None and folds is not None:
-            sums.add(start, folds.values)
-
-    in_sections(len(bucket), SECTION_BYTES, take)
-    for run, each in zip(runs, tensors, strict=True):
-        if each.copied is not None:
-            each.copied(sum(run.folds))
-    return None if sums is None else sums.value
+        if self._sums is not None and folds is not None:
+            self._sums.add(start, folds.values)
 
 
 class _Run:

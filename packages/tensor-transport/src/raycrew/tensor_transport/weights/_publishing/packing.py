@@ -1,7 +1,9 @@
 """Copies tensors into buckets; a full one is sent while the next one fills."""
 
 import contextlib
+import dataclasses
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ import torch
 
 from raycrew.tensor_transport._bytes import run_whole
 from raycrew.tensor_transport.protocols import ByteStore
-from raycrew.tensor_transport.weights._publishing.copying import Copying, copy_into
+from raycrew.tensor_transport.weights._publishing.copying import Copying, Filling
 from raycrew.tensor_transport.weights._publishing.glimpses import fold
 from raycrew.tensor_transport.weights._publishing.placing import Placer
 from raycrew.tensor_transport.weights._publishing.taking import Taken
@@ -166,6 +168,7 @@ class Packer:
         self._room: Room | None = None
         self._entries: list[TensorEntry] = []
         self._staying: list[Copying] = []
+        self._fillings: deque[tuple[Filling, Full]] = deque()
         self._flushed = 0
         self.waited_s = 0.0
 
@@ -186,6 +189,7 @@ class Packer:
             if taken.stays and copy.is_cpu:
                 self._staying.append(copying)
                 return
+            self._send_filled()
             copying.copy_elements()
             if taken.copied is not None:
                 taken.copied(fold(copy))
@@ -195,6 +199,7 @@ class Packer:
         self._placer.close_bucket()
         if len(self._placer.sizes) > self._flushed:
             self._flush(is_last=True)
+        self._send_filled()
 
     def then(self, work: Callable[[], T]) -> Future[T] | None:
         """Do something once all was sent, beside what is done here; None where nothing is."""
@@ -210,8 +215,12 @@ class Packer:
 
     def close(self) -> None:
         """Give the memory back; what is being sent is waited for, whatever becomes of it."""
+        for filling, _ in self._fillings:
+            filling.stop()
         if self._pool is not None:
             self._pool.shutdown()
+        for _, full in self._fillings:
+            self._rooms.give(full.room)
         if self._room is not None:
             self._rooms.give(self._room)
 
@@ -226,20 +235,38 @@ class Packer:
 
     def _flush(self, *, is_last: bool = False) -> None:
         index, entries, room = self._flushed, self._entries, self._room_for(0)
-        size_bytes, summed = self._placer.sizes[index], None
+        size_bytes = self._placer.sizes[index]
         staying, self._staying = self._staying, []
+        full = Full(index, room, size_bytes, entries, None, is_last)
         if staying:
-            summed = copy_into(room.memory[:size_bytes].numpy(), staying, summed=self._checksums)
-        full = Full(index, room, size_bytes, entries, summed, is_last)
+            filling = Filling(room.memory[:size_bytes].numpy(), staying, summed=self._checksums)
+            for earlier, _ in self._fillings:
+                earlier.copy()
+            self._fillings.append((filling, full))
+            filling.begin()
+        # Helpers fill it while the next one is planned; but memory beside the store's is that of two buckets.
+        self._send_filled(but=1 if staying and room.ticket is not None and not is_last else 0)
+        if not staying:
+            self._send_full(full)
+        self._flushed, self._entries, self._room = index + 1, [], None
+
+    def _send_filled(self, *, but: int = 0) -> None:
+        """Send the buckets that helpers have begun to fill, except the last ones."""
+        while len(self._fillings) > but:
+            filling, full = self._fillings[0]
+            filling.copy()
+            self._send_full(dataclasses.replace(full, summed=filling.finish()))
+            self._fillings.popleft()
+
+    def _send_full(self, full: Full) -> None:
         if self._pool is None:
             start = time.perf_counter()
             self._send_and_give(full)
             self.waited_s += time.perf_counter() - start
         else:
             self.await_sent()
-            settle(room.memory.device)
+            settle(full.room.memory.device)
             self._sending = self._pool.submit(self._send_and_give, full)
-        self._flushed, self._entries, self._room = index + 1, [], None
 
     def _send_and_give(self, full: Full) -> None:
         try:
