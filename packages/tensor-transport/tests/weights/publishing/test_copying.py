@@ -18,6 +18,7 @@ from raycrew.tensor_transport.weights import WeightPublisher, WeightReceiver
 from raycrew.tensor_transport.weights._publishing import copying, publisher
 from raycrew.tensor_transport.weights._publishing.copying import Copying, Filling
 from raycrew.tensor_transport.weights._publishing.glimpses import fold
+from raycrew.tensor_transport.weights._update import TensorEntry
 
 LARGE = SECTION_BYTES + 3 * FOLD_BYTES + 24
 
@@ -28,8 +29,9 @@ def laid_out(tensors):
     bucket = torch.full((int(offsets[-1]),), 7, dtype=torch.uint8)
     heard, copies = {}, []
     for number, (tensor, offset) in enumerate(zip(tensors, offsets.tolist(), strict=False)):
-        copy = bucket[offset : offset + tensor.nbytes].view(tensor.dtype).reshape(tensor.shape)
-        copies.append(Copying(tensor, copy, offset, partial(heard.__setitem__, number)))
+        dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+        entry = TensorEntry(str(number), dtype, shape, 0, offset, tensor.nbytes)
+        copies.append(Copying(tensor, entry, bucket, partial(heard.__setitem__, number)))
     return bucket, copies, heard
 
 

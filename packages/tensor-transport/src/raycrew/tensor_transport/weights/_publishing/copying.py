@@ -18,6 +18,7 @@ from raycrew.tensor_transport._bytes import (
 )
 from raycrew.tensor_transport.protocols import Bytes
 from raycrew.tensor_transport.weights._publishing.glimpses import fold_bytes, work_of
+from raycrew.tensor_transport.weights._update import TensorEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +27,20 @@ class Copying:
 
     Attributes:
         tensor: What is copied.
-        copy: Its place in a bucket: contiguous.
-        offset: Where in the bucket that begins.
+        entry: Its place in the bucket.
+        bucket: Memory of the bucket, as uint8 of one dimension.
         copied: Called with the `fold` of the copy, if anybody wants it.
     """
 
     tensor: torch.Tensor
-    copy: torch.Tensor
-    offset: int
+    entry: TensorEntry
+    bucket: torch.Tensor
     copied: Callable[[int], object] | None
+
+    @property
+    def copy(self) -> torch.Tensor:
+        """The tensor there: contiguous."""
+        return self.entry.view(self.bucket)
 
     @property
     def is_unbroken(self) -> bool:
@@ -55,10 +61,10 @@ class Filling:
     """
 
     def __init__(self, bucket: Bytes, tensors: Sequence[Copying], *, summed: bool) -> None:
-        broken = [each for each in tensors if not each.is_unbroken]
-        share_out(broken, work_of(each.copy.nbytes for each in broken), Copying.copy_elements)
         self._bucket, self._tensors = bucket, tensors
         self._runs = [_Run(each) for each in tensors]
+        broken = [each for each, run in zip(tensors, self._runs, strict=True) if run.is_broken]
+        share_out(broken, work_of(each.entry.size_bytes for each in broken), Copying.copy_elements)
         self._starts, self._stops = [run.start for run in self._runs], [run.stop for run in self._runs]
         self._sums = SectionFolds(len(bucket)) if summed else None
         self._sections = Shared(range(0, len(bucket), SECTION_BYTES), len(bucket), self._take)
@@ -103,9 +109,14 @@ class _Run:
     """The bytes of a bucket that are a tensor's, and the folds of parts of them."""
 
     def __init__(self, each: Copying) -> None:
-        self.start, self.stop = each.offset, each.offset + each.copy.nbytes
+        self.start, self.stop = each.entry.offset, each.entry.offset + each.entry.size_bytes
         self.folds: list[int] = []
         self._source = flat_bytes(each.tensor).numpy() if each.is_unbroken else None
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether its bytes are not those of the tensor, one after the other."""
+        return self._source is None
 
     def take(self, bucket: Bytes, begin: int, end: int) -> None:
         """Copy what lies in a part of the bucket, which ends with a word unless the bucket does."""

@@ -184,15 +184,15 @@ class Packer:
             self._flush()
         self._entries.append(entry)
         if taken.twin is None and entry.size_bytes:
-            copy = entry.view(self._room_for(entry.size_bytes).memory)
-            copying = Copying(taken.tensor, copy, entry.offset, taken.copied)
-            if taken.stays and copy.is_cpu:
+            memory = self._room_for(entry.size_bytes).memory
+            copying = Copying(taken.tensor, entry, memory, taken.copied)
+            if taken.stays and memory.is_cpu:
                 self._staying.append(copying)
                 return
             self._send_filled()
             copying.copy_elements()
             if taken.copied is not None:
-                taken.copied(fold(copy))
+                taken.copied(fold(copying.copy))
 
     def finish(self) -> None:
         """Send what is left: all is copied."""
