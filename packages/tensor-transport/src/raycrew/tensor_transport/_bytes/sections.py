@@ -23,8 +23,12 @@ def share_out(parts: Sequence[_T], size: int, work: Callable[[_T], object]) -> N
     It returns, and raises, only when none of them is under way any more.
     """
     shared = Shared(parts, size, work)
-    shared.begin()
-    shared.finish()
+    try:
+        shared.begin()
+        shared.finish()
+    except BaseException:  # an interrupt, say
+        shared.stop()
+        raise
 
 
 class Shared(Generic[_T]):
@@ -41,12 +45,8 @@ class Shared(Generic[_T]):
     def begin(self) -> None:
         """Have helpers begin."""
         # On a busy machine helpers come late: whoever has a processor takes the next section.
-        try:
-            with contextlib.suppress(RuntimeError):  # There may be no more threads to be had.
-                self._helping.extend(run_beside(self._work_on_what_is_left) for _ in range(self._helpers))
-        except BaseException:
-            self.stop()
-            raise
+        with contextlib.suppress(RuntimeError):  # There may be no more threads to be had.
+            self._helping.extend(run_beside(self._work_on_what_is_left) for _ in range(self._helpers))
 
     def finish(self) -> None:
         """Do what is left of it, and raise what a part raised; none is under way any more."""

@@ -137,8 +137,9 @@ def put_tensor(store: ByteStore, data: torch.Tensor) -> Any:
 
 def reserve(store: ByteStore, size_bytes: int) -> tuple[Any, torch.Tensor] | None:
     """Memory of a store's own for a bucket, and the ticket that it has once it is written; None without."""
-    known = isinstance(store, TransportByteStore | ReservingStore)  # A class answers faster.
-    return store.reserve_tensor(size_bytes) if known else None
+    if isinstance(store, TransportByteStore | ReservingStore):  # A class answers faster.
+        return store.reserve_tensor(size_bytes)
+    return None
 
 
 def get_tensor(store: ByteStore, ticket: Any, timeout_s: float | None = None) -> torch.Tensor:
