@@ -68,10 +68,15 @@ def test_what_was_prepared_and_given_up_is_forgotten_and_not_loaded():
     other, loads = Generator(store, directory, rollback="shadow"), []
     generator.before_load = lambda: loads.append(1)
     sync([trainer], [generator, other], directory, prepare="prepare_weights")
-    trainer.seed, prepare = 1, other.prepare_weights
+    trainer.seed, prepare, prepared = 1, other.prepare_weights, threading.Event()
+    generator.prepare_weights = lambda version, prepares=generator.prepare_weights: (
+        prepares(version),
+        prepared.set(),
+    )[0]
 
     def fails(version):
         prepare(version)
+        assert prepared.wait(20.0), "what is given up earlier was never prepared"
         raise RuntimeError("no room")
 
     other.prepare_weights = fails
