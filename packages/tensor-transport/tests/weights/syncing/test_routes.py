@@ -528,6 +528,12 @@ def test_all_of_a_version_may_be_put_before_any_of_it_is_fetched_unless_it_is_br
         assert_same(generator.model.tensors, parts[0] | parts[1])
 
 
+def test_a_transport_of_a_name_that_no_bucket_is_ever_asked_for_under_is_refused():
+    named = r"no transport 'shared-memory' .*tcp"
+    with SharedMemoryTransport() as memory, pytest.raises(ValueError, match=named):
+        RouteStore({"shared-memory": memory})
+
+
 @pytest.mark.parametrize("transport", ["nixl", ["gloo", "nccl"], "process_vm", [], ""])
 def test_routes_that_no_buckets_go_over_are_refused_at_once(transport):
     with pytest.raises(ValueError, match="transport must be 'auto', or of shared_memory, gloo, "):

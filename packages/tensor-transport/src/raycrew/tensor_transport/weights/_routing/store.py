@@ -71,6 +71,9 @@ class RouteStore(Closing):
         stores: Transports to be used in place of those that are made, by their names; closed by whoever made
             them.
 
+    Raises:
+        ValueError: No transport that keeps buckets has this name.
+
     Attributes:
         gives_own_memory: Whether all that `get` gave is nobody else's. Once it lent something it is False for
             good: whoever asks after a `get` must not hear of a route that was joined between.
@@ -80,6 +83,8 @@ class RouteStore(Closing):
 
     def __init__(self, stores: Mapping[str, PullTransport] | None = None) -> None:
         self._given = dict(stores or {})
+        if unknown := sorted(self._given.keys() - _MADE.keys()):
+            raise ValueError(f"no transport {unknown[0]!r} keeps buckets; stores= takes {', '.join(_MADE)}")
         self._made: dict[str, PullTransport | None] = {}
         self._stores: dict[tuple[str, torch.device], ByteStore] = {}
         self.gives_own_memory = True
