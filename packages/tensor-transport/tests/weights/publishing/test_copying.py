@@ -122,7 +122,7 @@ def test_a_write_while_blocks_are_copied_is_seen_or_published(monkeypatch, place
             assert place < LARGE // 8 - 1 or threads > 1
             update = publishing.publish(held)
         else:
-            assert place > 0
+            assert place > 0 or threads > 1, "one thread copies what comes first at first"
         model = Model()
         WeightReceiver(model.load, store=store).apply(update)
         assert_same(model.tensors, held)
