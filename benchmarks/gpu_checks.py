@@ -159,9 +159,8 @@ def run(check: Check, folder: Path, limit_s: float | None = None, say: Say = sil
         ends.append(ends[0] + GRACE_S)
         while (status := process.poll()) is None and time.monotonic() < ends[-1]:
             if len(ends) == 2 and time.monotonic() >= ends[0]:
-                process.send_signal(
-                    signal.SIGINT
-                )  # pytest and the programs clear up, and say what they know.
+                # pytest and the programs clear up, and say what they know.
+                process.send_signal(signal.SIGINT)
                 del ends[0]
             seen = _say_news(check, seen, told, say)
             time.sleep(0.2)
