@@ -237,12 +237,16 @@ class Named(torch.nn.Parameter):
         (lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]), "nested"),
         (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "quantised"),
         (lambda: torch.eye(2).to_sparse_csr(), "sparse_csr"),
+        (torch.nn.parameter.UninitializedParameter, "lazy"),
+        (torch.nn.parameter.UninitializedBuffer, "lazy"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
 def test_tensors_whose_memory_says_nothing_are_refused_by_name(bad, kind):
-    with pytest.raises(UnsupportedTensorError, match=f"'x' is a {kind}"):
-        WeightPublisher(InProcessByteStore()).publish({"x": bad(), "y": bad()})
+    publisher = WeightPublisher(InProcessByteStore())
+    for weights_of in (dict, iter):
+        with pytest.raises(UnsupportedTensorError, match=f"'x' is a {kind}"):
+            publisher.publish(weights_of([("x", bad()), ("y", bad())]))
 
 
 def test_a_plain_subclass_is_published():

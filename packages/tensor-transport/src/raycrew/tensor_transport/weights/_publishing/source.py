@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from raycrew.tensor_transport.errors import SourceChangedError, UnsupportedTensorError
 from raycrew.tensor_transport.weights._publishing.glimpses import (
@@ -67,6 +68,8 @@ def refuse_without_bytes(name: str, tensor: torch.Tensor) -> None:
     """Raise UnsupportedTensorError for a tensor whose elements do not lie in a memory of its own."""
     if tensor.is_nested:
         kind = "nested"
+    elif is_lazy(tensor):
+        kind = "lazy"
     elif tensor.layout != torch.strided:
         kind = str(tensor.layout).removeprefix("torch.")
     elif tensor.is_quantized:
@@ -156,20 +159,27 @@ class SourceWatch:
             self._streamed.add(taken)
 
 
+def source_changed(names: Sequence[str]) -> SourceChangedError:
+    """The error that names what somebody wrote to."""
+    shown = ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    error = SourceChangedError(
+        f"{len(names)} of the tensors were written to while they were published: {shown}; nothing was "
+        "published. Publish between training steps, or publish a copy of the weights"
+    )
+    error.names = tuple(names)
+    return error
+
+
 def _refuse_changed(taken: Sequence[Glimpse]) -> None:
     if names := [glimpse.name for glimpse in changed(taken)]:
-        shown = ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        error = SourceChangedError(
-            f"{len(names)} of the tensors were written to while they were published: {shown}; nothing was "
-            "published. Publish between training steps, or publish a copy of the weights"
-        )
-        error.names = tuple(names)
-        raise error
+        raise source_changed(names)
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
     """What tells which elements a tensor has; None where that can't be told."""
-    if not isinstance(tensor, torch.Tensor) or tensor.is_nested or tensor.layout != torch.strided:
+    if not isinstance(tensor, torch.Tensor) or is_lazy(tensor):
+        return None
+    if tensor.is_nested or tensor.layout != torch.strided:
         return None
     layout: tuple[Any, ...] = ()
     if hasattr(tensor, "to_local"):

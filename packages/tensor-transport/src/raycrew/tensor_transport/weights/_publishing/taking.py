@@ -13,6 +13,7 @@ from raycrew.tensor_transport.weights._publishing.source import (
     find_ties,
     listed,
     refuse_without_bytes,
+    source_changed,
 )
 from raycrew.tensor_transport.weights._update import Region, dtype_name, region_of
 
@@ -53,11 +54,9 @@ class Taking:
         self._pairs = pairs
         self._watch = SourceWatch(held=self._held)
         names_stay = self._held and selection.keeps_shapes
-        self.ties = (
-            {selection.name_of(n): selection.name_of(t) for n, t in find_ties(pairs).items()}
-            if names_stay
-            else {}
-        )
+        self._ties = find_ties(pairs) if names_stay else {}
+        self.ties = {selection.name_of(n): selection.name_of(t) for n, t in self._ties.items()}
+        self._planned: Iterator[TensorSpec] | None = None
 
     def specs(self) -> list[TensorSpec] | None:
         """All that is going to be taken, before any of it is; None where that is not known."""
@@ -70,6 +69,7 @@ class Taking:
             region = self._region(name, tensor)
             if region is not None:
                 found.append(self._spec(name, tensor.dtype, region, tuple(tensor.shape)))
+        self._planned = iter(found)
         return found
 
     def __iter__(self) -> Iterator[Taken]:
@@ -89,9 +89,13 @@ class Taking:
         """Compare all tensors with what was taken of them.
 
         Raises:
-            SourceChangedError: Some were written to.
+            SourceChangedError: Some were written to, or are tied no more.
         """
         self._watch.check()
+        tied = {*self._ties, *self._ties.values()}
+        now = find_ties((name, tensor) for name, tensor in self._pairs if name in tied) if tied else {}
+        if untied := [name for name, twin in self._ties.items() if now.get(name) != twin]:
+            raise source_changed(untied)
 
     def _take(self, name: str, tensor: torch.Tensor) -> Iterator[Taken]:
         region = self._region(name, tensor) if _is_tensor(tensor) else None
@@ -99,33 +103,44 @@ class Taking:
             return
         full = self._watch.gather(name, tensor, whole=not self._sharded)
         refuse_without_bytes(name, full)
-        target = self._selection.dtype_of(full.dtype)
-        if self._selection.keeps_shapes and target == full.dtype:
-            spec = self._spec(name, full.dtype, region or _all_of(full), tuple(tensor.shape))
-            is_its_own = not callable(getattr(tensor, "full_tensor", None))
-            yield Taken(
-                spec,
-                full,
-                self.ties.get(spec.name),
-                (lambda content: self._watch.copied(name, tensor, content)) if is_its_own else None,
-                stays=self._held and full.is_cpu and is_its_own,
-            )
-            return
-        self._watch.changing(name, tensor)
-        for inner, made in self._selection.apply(name, full):
-            refuse_without_bytes(inner, made)
-            if self._selection.keeps_shapes:
-                spec = self._spec(name, made.dtype, region or _all_of(made), tuple(tensor.shape))
-            else:
+        whole = tuple(tensor.shape)
+        if region is None or not self._takes_part_of(tensor):
+            region, whole = _all_of(full), tuple(full.shape)
+        if not self._selection.keeps_shapes:
+            self._watch.changing(name, tensor)
+            for inner, made in self._selection.apply(name, full):
+                refuse_without_bytes(inner, made)
                 spec = TensorSpec(inner, dtype_name(made.dtype), tuple(made.shape))
-            yield Taken(spec, made.detach(), self.ties.get(spec.name), None)
+                yield Taken(spec, made.detach(), None, None)
+            return
+        spec = self._as_planned(name, full, self._spec(name, full.dtype, region, whole))
+        twin, copied, stays = self.ties.get(spec.name), None, False
+        if spec.dtype != dtype_name(full.dtype):
+            self._watch.changing(name, tensor)
+            ((_, full),) = self._selection.apply(name, full)
+        elif not callable(getattr(tensor, "full_tensor", None)):
+            stays = self._held and full.is_cpu
+
+            def copied(content: torch.Tensor | int) -> None:
+                self._watch.copied(name, tensor, content)
+
+        yield Taken(spec, full, twin, copied, stays=stays)
+
+    def _as_planned(self, name: str, found: torch.Tensor, spec: TensorSpec) -> TensorSpec:
+        """The spec of what was found of a tensor, unless it was told otherwise before any was taken."""
+        if found.shape != spec.shape or (self._planned is not None and next(self._planned, None) != spec):
+            raise source_changed([name])
+        return spec
 
     def _region(self, name: str, tensor: torch.Tensor) -> Region | None:
-        if self._sharded and _is_sharded(tensor):
+        if self._takes_part_of(tensor):
             return region_of(name, tensor)
         if not callable(getattr(tensor, "full_tensor", None)):
             refuse_without_bytes(name, tensor)
         return _all_of(tensor)
+
+    def _takes_part_of(self, tensor: torch.Tensor) -> bool:
+        return self._sharded and _is_sharded(tensor)
 
     def _spec(self, name: str, dtype: torch.dtype, region: Region, whole: tuple[int, ...]) -> TensorSpec:
         start, shape = region
