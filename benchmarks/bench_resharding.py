@@ -97,7 +97,7 @@ def planned(quick: bool) -> list[Figure]:
         gc.collect()
         start = time.perf_counter()
         specs = [TensorSpec(name, "bfloat16", shape) for name, (shape, _) in whole]
-        manifests.append(1e3 * seconds(lambda s=specs: PlanCache(16 * MIB).plan(s, {}).digest))
+        manifests.append(1e3 * seconds(lambda s=specs: PlanCache().plan(s, {}, 16 * MIB).digest))
         plan = plan_reshard(source, target)
         first.append(1e3 * (time.perf_counter() - start))
         moves.append(1e3 * seconds(lambda p=plan: p.moves_to(0)))

@@ -1,6 +1,7 @@
 """Buckets that a route lends: nothing is copied for a receiver that borrows, and nothing changes under it."""
 
 import gc
+import threading
 
 import numpy as np
 import pytest
@@ -10,10 +11,18 @@ from models import assert_same, weights
 from processes import MakingPeer
 from streaming import TIMEOUT_S, sync
 
-from raycrew.tensor_transport import RouteStore, WeightDirectory, WeightRoute, WeightUpdateError
+from raycrew.tensor_transport import (
+    RouteStore,
+    WeightDirectory,
+    WeightPublisher,
+    WeightReceiver,
+    WeightRoute,
+    WeightUpdateError,
+)
 from raycrew.tensor_transport.transports import SharedMemoryTransport
 from raycrew.tensor_transport.weights._receiving import fetching
 from raycrew.tensor_transport.weights._routing import Route, store
+from raycrew.tensor_transport.weights._update import stores
 
 SHARED = Route("shared", "shared_memory", "shared_memory", "")
 TCP = Route("tcp", "tcp", "tcp", "")
@@ -85,6 +94,46 @@ def test_a_bucket_is_copied_once_at_most_and_not_for_a_receiver_that_borrows(tra
             copied.clear()
         for each in (trainer, generator):
             each.store.close()
+
+
+class Watched(SharedMemoryTransport):
+    """Notes which threads map."""
+
+    def __init__(self):
+        super().__init__()
+        self.threads = set()
+
+    def map(self, offer, *, timeout_s=None):
+        self.threads.add(threading.current_thread().name.split("_")[0])
+        return super().map(offer, timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize("is_mapping", [True, False])
+def test_shared_memory_that_is_chosen_is_used_as_where_it_is_given(is_mapping, monkeypatch):
+    """Buckets are large there, and none needs a thread; over each other route they are as they were."""
+    monkeypatch.setattr(stores, "_BUCKET_BYTES", 256)
+    monkeypatch.setattr(stores, "_SHARED_BUCKET_BYTES", 1024)
+    tensors = {f"w{i}": torch.full((256,), i, dtype=torch.uint8) for i in range(12)}
+    with Watched() as memory, WeightDirectory.local() as directory:
+        ours, theirs = (RouteStore({"shared_memory": memory}) for _ in range(2))
+        publisher, got = WeightPublisher(ours, directory=directory, checksums=False), {}
+        receiver = WeightReceiver(got.update, store=theirs, borrow=True, verify=False, directory=directory)
+
+        def update(route):
+            memory.threads.clear()
+            for store in (ours, theirs):
+                store.join(route)
+            update = publisher.publish(tensors if is_mapping else iter(tensors.items()))
+            receiver.apply(update.version)
+            assert_same(got, tensors)
+            return len(update.buckets), set(memory.threads)
+
+        few, many = (3, {"MainThread"}), (12, {"MainThread", "weight-fetch"})
+        kept = Route("kept", "tcp", "shared_memory", "")
+        assert [update(route) for route in (None, SHARED, kept, SHARED)] == [many, few, many, few]
+        assert update(TCP) == (12, set())
+        for each in (publisher, receiver, ours, theirs):
+            each.close()
 
 
 @pytest.mark.hostile

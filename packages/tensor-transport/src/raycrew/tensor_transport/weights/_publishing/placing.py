@@ -83,12 +83,12 @@ def plan_buckets(specs: Iterable[TensorSpec], ties: Mapping[str, str], bucket_by
 class PlanCache:
     """The last plan, which an unchanged model has again: its places and digest are worked out once."""
 
-    def __init__(self, bucket_bytes: int) -> None:
-        self._bucket_bytes = bucket_bytes
-        self._last: tuple[Sequence[TensorSpec], Mapping[str, str], BucketPlan] | None = None
+    def __init__(self) -> None:
+        self._last: tuple[tuple[Sequence[TensorSpec], Mapping[str, str], int], BucketPlan] | None = None
 
-    def plan(self, specs: Sequence[TensorSpec], ties: Mapping[str, str]) -> BucketPlan:
+    def plan(self, specs: Sequence[TensorSpec], ties: Mapping[str, str], bucket_bytes: int) -> BucketPlan:
         """The places of all tensors."""
-        if self._last is None or self._last[0] != specs or self._last[1] != ties:
-            self._last = (specs, ties, plan_buckets(specs, ties, self._bucket_bytes))
-        return self._last[2]
+        asked = (specs, ties, bucket_bytes)
+        if self._last is None or self._last[0] != asked:
+            self._last = (asked, plan_buckets(*asked))
+        return self._last[1]

@@ -115,10 +115,10 @@ class WeightPublisher(Belonging):
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(f"dtype= casts floating-point tensors to another such dtype, not to {dtype}")
         self._store = as_store(store)
-        self._bucket_bytes = bucket_bytes or bucket_bytes_for(self._store)
+        self._asked_bytes, self._bucket_bytes = bucket_bytes, 0
         self._part, self._parts, self._sharded, self._checksums = part, parts, sharded, checksums
         self._selection = Selection(select, dtype, transform, rename)
-        self._rooms, self._plans = Rooms(self._store), PlanCache(self._bucket_bytes)
+        self._rooms, self._plans = Rooms(self._store), PlanCache()
         self._name = uuid.uuid4().hex
         self._keep = keep
         self._kept: deque[WeightUpdate] = deque()
@@ -177,9 +177,10 @@ class WeightPublisher(Belonging):
         """
         version = None if version is None else _numbered(version)
         with self._turn(), ExitStack() as packing:
+            self._bucket_bytes = self._asked_bytes or bucket_bytes_for(self._store)
             taking = Taking(weights, self._selection, sharded=self._sharded, first_part=self._part == 0)
             specs = taking.specs()
-            plan = None if specs is None else self._plans.plan(specs, taking.ties)
+            plan = None if specs is None else self._plans.plan(specs, taking.ties, self._bucket_bytes)
             names = self._changed_names(plan) if partial else None
             number = self._teller.begin(version, plan, names)
             buckets: list[Bucket] = []

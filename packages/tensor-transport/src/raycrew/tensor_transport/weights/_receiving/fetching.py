@@ -28,6 +28,7 @@ from raycrew.tensor_transport.weights._update import (
     checksum,
     get_tensor,
     settle,
+    shares_memory,
     use_here,
 )
 
@@ -131,12 +132,11 @@ class Fetcher:
         self._store = store
         self._borrow = borrow
         self._verify = self._sums = verify
-        self._maps = borrow and bool(getattr(store, "shares_memory", False))
 
     @property
     def takes_no_time(self) -> bool:
         """Whether a bucket like the last one is neither copied nor looked at: no thread is worth it."""
-        return self._maps and not self._sums
+        return self._borrow and not self._sums and shares_memory(self._store)
 
     def fetch(self, version: int, parcel: Parcel, timeout_s: float | None) -> Fetched:
         """One bucket, verified.

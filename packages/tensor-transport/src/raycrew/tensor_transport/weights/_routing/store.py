@@ -33,11 +33,13 @@ from raycrew.tensor_transport.weights._routing.route import Place, Route, Ticket
 from raycrew.tensor_transport.weights._update import (
     CPU,
     as_store,
+    device_of,
     fresh_bucket,
     get_tensor,
     put_tensor,
     reserve,
     settle,
+    shares_memory,
 )
 
 _MADE: Mapping[str, Callable[[], PullTransport | None]] = {
@@ -107,6 +109,15 @@ class RouteStore(Closing):
     def device(self) -> torch.device:
         """Where what is put next is best packed, and what is got comes to."""
         return self._device
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether all of the route map what is put now: it goes by the transport that has it."""
+        route = self._route
+        if route is None or route.transport != route.kept_in:
+            return False
+        store = self._kept_in(route.kept_in)
+        return shares_memory(store) and device_of(store) == self._device
 
     def explain(self) -> str:
         """What was chosen for all, and why: the same text in all of them."""

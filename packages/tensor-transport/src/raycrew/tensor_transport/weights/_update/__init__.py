@@ -28,6 +28,7 @@ from raycrew.tensor_transport.weights._update.stores import (
     put_tensor,
     release_scope,
     reserve,
+    shares_memory,
 )
 from raycrew.tensor_transport.weights._update.twins import twins_of
 
@@ -63,6 +64,7 @@ __all__ = [
     "schema_of",
     "sealed",
     "settle",
+    "shares_memory",
     "twins_of",
     "use_here",
 ]

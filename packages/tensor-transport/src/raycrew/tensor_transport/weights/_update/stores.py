@@ -121,8 +121,12 @@ class TransportByteStore:
 
 def bucket_bytes_for(store: ByteStore) -> int:
     """How large buckets are best: in memory that a node shares no copy waits for them, only messages do."""
-    shares = isinstance(store, TransportByteStore) and store.shares_memory
-    return _SHARED_BUCKET_BYTES if shares else _BUCKET_BYTES
+    return _SHARED_BUCKET_BYTES if shares_memory(store) else _BUCKET_BYTES
+
+
+def shares_memory(store: ByteStore) -> bool:
+    """Whether all of a node have a bucket without a copy; a store may say something else later."""
+    return bool(getattr(store, "shares_memory", False))
 
 
 def device_of(store: ByteStore) -> torch.device:
