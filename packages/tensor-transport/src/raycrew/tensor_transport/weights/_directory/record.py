@@ -124,8 +124,9 @@ class Record(Publications):
         if version is None:
             return
         version.fetching.pop(receiver, None)
-        if not loaded:  # Other nodes may wait for what this one was to fetch.
+        if not loaded:  # Other nodes may wait for what this one was to fetch, and may still ask for.
             version.forget(receiver)
+            version.outdated.add(receiver)
         if not version.is_live or not version.is_voter(receiver):
             return
         version.votes[receiver] = loaded

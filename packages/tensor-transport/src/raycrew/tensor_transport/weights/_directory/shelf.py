@@ -171,7 +171,7 @@ class Shelf:
     def _readable(self, number: int, receiver: str | None = None) -> Version:
         version = self.versions.get(number)
         if version is not None and receiver in version.outdated:
-            raise self._given_up(Version(number, reason="it was begun anew"))
+            raise self._given_up(Version(number, reason="it was begun anew, or this receiver gave it up"))
         if version is not None and version.state == "aborted":
             raise self._given_up(version)
         if version is None or (version.state == "committed" and not version.parts):

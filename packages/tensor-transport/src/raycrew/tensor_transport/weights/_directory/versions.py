@@ -154,7 +154,8 @@ class Version:
     Attributes:
         begun: Parts that began it, or were told that it is over.
         readers: Receivers that were told what there is of it.
-        outdated: Those that were told so of what was given up under its number, and not of this one.
+        outdated: Those that read nothing before they are told so anew: they gave it up, or were told of what
+            was given up under its number.
         route: The key of the route over which its recipients take it while it is put.
         announced: How many buckets were announced.
         patient: Receivers that do nothing with a bucket before all of them are there.

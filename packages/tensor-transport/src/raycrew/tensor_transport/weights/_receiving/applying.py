@@ -127,7 +127,7 @@ class Applier:
                 return WeightReceipt(heading.version, 0, 0.0, 0.0, self.held.version)
             self._check(heading)
             loading = self._load_all(heading, stream, watch)
-        except Exception as error:
+        except BaseException as error:
             self._refuse(update, heading, error)
             raise
         self._settle(heading, loading, deadline)
@@ -145,7 +145,7 @@ class Applier:
             names = frozenset(entry.name for one in fetched for entry in one.parcel.entries)
             can_return = self.held.is_whole and self._rollback.is_at_hand(names)
             self._prepared = _Prepared(heading, fetched, watch, can_return)
-        except Exception as error:
+        except BaseException as error:
             self._refuse(version, heading, error)
             raise
         wire_s, previous = watch.total("wire"), self.held.version
@@ -155,7 +155,7 @@ class Applier:
         """Give up what is fetched, and what is kept for a rollback."""
         self._prepared, self._rollback, self._updates = None, NoRollback(), {}
 
-    def _refuse(self, update: WeightUpdate | int, heading: Heading | None, error: Exception) -> None:
+    def _refuse(self, update: WeightUpdate | int, heading: Heading | None, error: BaseException) -> None:
         """Tell the others that this receiver does not have a version; if they wait for it, they need not."""
         self._member.refuse(update, error)
         if isinstance(update, RecipientVersion) if heading is None else heading.is_vote:

@@ -4,7 +4,12 @@ import contextlib
 import time
 
 from raycrew.tensor_transport._ray import where
-from raycrew.tensor_transport.errors import DirectoryLostError, TransportTimeoutError, UpdateAbortedError
+from raycrew.tensor_transport.errors import (
+    DirectoryLostError,
+    TransportError,
+    TransportTimeoutError,
+    UpdateAbortedError,
+)
 from raycrew.tensor_transport.protocols import ByteStore
 from raycrew.tensor_transport.weights._directory import Record, Returns, WeightDirectory
 from raycrew.tensor_transport.weights._receiving.feeds import DirectoryFeed, PlanMemory, UpdateFeed
@@ -74,10 +79,10 @@ class Member:
             reason = self.directory.ask(Record.reason, version)
             raise UpdateAbortedError(f"version {version} was given up: {reason}")
 
-    def refuse(self, update: WeightUpdate | int, error: Exception) -> None:
+    def refuse(self, update: WeightUpdate | int, error: BaseException) -> None:
         """Tell the others that this receiver does not have the version."""
         if isinstance(update, int) and self._directory is not None:
-            with contextlib.suppress(DirectoryLostError):
+            with contextlib.suppress(TransportError):  # Why it is refused is raised.
                 self._directory.ask(Record.vote, int(update), self.name, False, repr(error))
 
     def hold(self, version: int, store: ByteStore, *, is_known: bool) -> None:
