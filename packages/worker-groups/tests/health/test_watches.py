@@ -165,6 +165,18 @@ def test_what_is_asked_of_watches_that_there_are_makes_none(world):
     answers = questions.ask_within("end", WORKERS, 2.0, may_make=False)
     assert (answers["a"], answers["c"]) == ([[], []], [[], []])
     assert "it has no watch" in str(answers["b"])
+    assert not answers["b"].node_is_gone
+
+
+@pytest.mark.parametrize("had_watch", [True, False])
+def test_a_node_that_is_gone_is_known_to_be_to_who_makes_no_watch_there(world, monkeypatch, had_watch):
+    world["b"] = Watch(RayActorError())
+    if not had_watch:
+        del watches._watches[None, "b"]
+    monkeypatch.setattr(questions, "is_alive_node", lambda node, _timeout_s: node != "b")
+    answers = questions.ask_within("end", WORKERS, 2.0, may_make=False)
+    assert (answers["a"], answers["c"]) == ([[], []], [[], []])
+    assert answers["b"].node_is_gone
 
 
 def test_nodes_where_no_watch_can_be_made_take_one_deadline_and_nothing_from_others(world):

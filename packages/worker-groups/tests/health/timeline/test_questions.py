@@ -167,6 +167,22 @@ def test_calls_of_a_worker_that_is_gone_are_those_before_another_one_was_in_its_
     assert (gone[:2], before <= gone.before <= after) == (("policy", 0), True)
 
 
+@pytest.mark.parametrize("asked_for", ["follow", "ask"])
+def test_workers_of_a_node_that_is_gone_are_gone_with_it(nodes, caplog, asked_for):
+    workers, told = NodeWorkers(), ("there", 1e6, 0, 0, b"")
+    nodes.answers |= {"n": [told, told], "m": [told]}
+    gone = UnansweredError("its node n is gone", node_is_gone=True)
+    if asked_for == "follow":
+        nodes.answers["n"] = gone
+    workers.follow("policy", {0: place("one"), 1: place("two", "m"), 2: place("three")})
+    nodes.answers["n"] = gone
+    assert [found[:2] for found in ask(workers)] == [("policy", 0), ("policy", 2)]
+    nodes.asked.clear()
+    assert ask(workers) == []
+    assert nodes.asked == [("record", ["two"], False)], "who is gone is asked no more"
+    assert not caplog.text, "that is known of them"
+
+
 @pytest.mark.hostile
 def test_a_handler_of_a_signal_may_ask_while_its_thread_does_and_waits_for_no_other(nodes):
     workers, found = NodeWorkers(), []

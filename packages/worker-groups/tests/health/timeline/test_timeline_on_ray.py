@@ -6,9 +6,12 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
+import ray
 from patience import PATIENCE_S, eventually
 from timed_workers import Timed
 
+from raycrew.cluster_core import RayVirtualCluster
+from raycrew.cluster_core.testing import connected, simulated_nodes
 from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError, fan_out, timeline
 from raycrew.worker_groups._health.observers import observed
 from raycrew.worker_groups._health.timeline import metrics, questions, recorder
@@ -124,10 +127,16 @@ def test_calls_that_are_awaited_or_taken_by_ray_alone_are_there_too(group):
     assert len(events(run, name="clock", kind="running")) == 2
 
 
-def test_a_call_of_a_worker_that_was_killed_is_not_open_for_good(group, tmp_path, monkeypatch):
+def counted_open(monkeypatch):
+    """How many calls are open, each time that somebody looks."""
     n_open = []
     gauge = SimpleNamespace(set=lambda n, _: n_open.append(n), inc=lambda *_: None, observe=lambda *_: None)
     monkeypatch.setattr(metrics, "_made", lambda _: gauge)
+    return n_open
+
+
+def test_a_call_of_a_worker_that_was_killed_is_not_open_for_good(group, tmp_path, monkeypatch):
+    n_open = counted_open(monkeypatch)
     with timeline(metrics=True, open_telemetry=False) as run:
         pid = group.call("slow_on", -1, "").get_results()[1]
         lost = group.on(ranks=[1]).call("slow_on", 1, str(tmp_path / "never"))
@@ -135,3 +144,24 @@ def test_a_call_of_a_worker_that_was_killed_is_not_open_for_good(group, tmp_path
         os.kill(pid, signal.SIGKILL)
         eventually(lambda: run.statistics() and n_open[-1] == 0, "nobody is in it any more")
     del lost
+
+
+@pytest.mark.long
+@pytest.mark.hostile
+def test_nor_is_one_of_a_worker_whose_node_has_died(tmp_path, monkeypatch):
+    n_open = counted_open(monkeypatch)
+    with (
+        simulated_nodes([{"num_cpus": 2}] * 2) as nodes,
+        connected(nodes.address),
+        RayVirtualCluster([1, 1], use_gpus=False, placement_group_strategy="SPREAD") as cluster,
+        RayWorkerGroup(cluster, Timed, name_prefix="lost") as group,
+        timeline(metrics=True, open_telemetry=False) as run,
+    ):
+        head = ray.get_runtime_context().get_node_id()
+        [rank] = [info.rank for info in group.ranks if info.node_id != head]
+        [node] = [n for n in nodes.list_all_nodes() if n.node_id != head]
+        lost = group.on(ranks=[rank]).call("slow_on", rank, str(tmp_path / "never"))
+        eventually(lambda: run.statistics() and n_open[-1:] == [1], "it is open")
+        nodes.remove_node(node, allow_graceful=False)
+        eventually(lambda: run.statistics() and n_open[-1] == 0, "nobody is in it any more")
+        del lost

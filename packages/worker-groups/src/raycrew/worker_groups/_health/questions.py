@@ -211,9 +211,9 @@ class _Question:
 
     def _watch(self) -> Any:
         if not has_watch(self._node_id):
+            self._check_node()  # on one that is gone Ray would let us wait for the watch
             if not self._may_make:
                 raise WorkerGroupError("it has no watch")
-            self._check_node()  # on one that is gone Ray would let us wait for the watch
         return watch_on(self._node_id, _left(self._given_up))
 
     def _check_node(self) -> None:
@@ -240,14 +240,14 @@ class _Question:
         # One that may come back knows what another one would not.
         if self._may_make or not may_come_back(problem):
             forget_watch(self._node_id, self._asked)
-        if not self._may_make or not self._tries:
-            return self._unanswered(f"has no watch: {problem}")
         try:
             self._check_node()
         except _NodeGoneError:
             return self._unanswered("is gone", node_is_gone=True)
         except _FAILURES as error:
             return self._unanswered(f"can't be asked: {error}")
+        if not self._may_make or not self._tries:
+            return self._unanswered(f"has no watch: {problem}")
         self._send()
         return None
 

@@ -41,7 +41,7 @@ class Ran(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """A worker that has ended, and has told of all that it ran.
+    """A worker that has ended, and has told of all that it ran; or whose node is gone, with what it noted.
 
     Attributes:
         group: Name of its group.

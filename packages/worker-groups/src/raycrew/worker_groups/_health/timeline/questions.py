@@ -95,6 +95,9 @@ class NodeWorkers:
         nodes, found = by_node(facts), list[_Told]()
         seen = {key: self._seen.get(facts[key].mark) for key in facts}
         for node_id, answer in ask_timed(question, facts, timeout_s, seen, may_make=may_make).items():
+            if isinstance(answer, UnansweredError) and answer.node_is_gone:
+                found += [told for key in nodes[node_id] for told in self._drop(*known[key], None)]
+                continue
             if isinstance(answer, UnansweredError):
                 self._note_silence(node_id, answer)
                 for key in nodes[node_id]:  # it may note calls all the same: all are asked for the next time
