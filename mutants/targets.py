@@ -342,6 +342,7 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         "testing/_processes": ON_PROCESSES,
     },
     "tensor-transport": {
+        "_ray/plain": ON_RAY,
         "_bytes/shared/machine": ON_PROCESSES,
         "_ray/session": ON_RAY,
         "errors": WORDS,

@@ -18,7 +18,8 @@ from raycrew.tensor_transport.weights import (
     WeightReceiver,
     join_updates,
 )
-from raycrew.tensor_transport.weights._directory.directory import _DirectoryActor, _LocalEdge
+from raycrew.tensor_transport.weights._directory.actor import DirectoryActor
+from raycrew.tensor_transport.weights._directory.directory import _LocalEdge
 from raycrew.tensor_transport.weights._directory.record import Record
 from raycrew.tensor_transport.weights._update.manifest import BucketPlan, TensorEntry
 
@@ -219,7 +220,7 @@ def test_what_a_question_without_an_answer_changes_is_told_to_threads_that_wait_
 @pytest.mark.hostile
 def test_what_a_question_without_an_answer_changes_is_told_to_calls_that_wait_for_it():
     async def run():
-        actor = _DirectoryActor(1, 1e9, "auto")
+        actor = DirectoryActor(1, 1e9, "auto")
         credit, news = waiting_for_room(actor._record)
         waiting = asyncio.create_task(actor.poll("credit", credit, TIMEOUT_S))
         await asyncio.sleep(0)

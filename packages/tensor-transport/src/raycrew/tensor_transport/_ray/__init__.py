@@ -34,6 +34,7 @@ from raycrew.tensor_transport._ray.objects import (
     register_nixl_pool,
     when_unreferenced,
 )
+from raycrew.tensor_transport._ray.plain import dumps_plain
 from raycrew.tensor_transport._ray.session import Session, current_session
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "counts_references",
     "current_node_id",
     "current_session",
+    "dumps_plain",
     "end_actors",
     "find_actor",
     "get",

@@ -121,12 +121,16 @@ def start_on_node(cls: type, node_id: str) -> Any:
 
 
 def start_actor(cls: type, name: str | None, *args: Any) -> Any:
-    """An actor of `cls` that takes no resources, anywhere; it is not restarted.
+    """An actor of `cls` that takes no resources, on this process's node if that can be; it is not restarted.
 
     Raises:
         TransportTimeoutError: Ray's control service does not answer; should it start it later, that is ended.
     """
-    return _start(cls, {"num_cpus": 0, "name": name}, args)
+    node_id = current_node_id()
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(node_id, soft=True)
+    return _start(cls, {"num_cpus": 0, "name": name, "scheduling_strategy": here}, args)
 
 
 def _start(cls: type, options: dict[str, Any], args: tuple[Any, ...]) -> Any:

@@ -1,30 +1,33 @@
 """The directory of versions: one record, asked by threads of this process or through a small actor."""
 
-import asyncio
 import contextlib
 import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from raycrew.tensor_transport import _ray
 from raycrew.tensor_transport._bytes import Closing
 from raycrew.tensor_transport.errors import (
     DirectoryLostError,
-    ShardLostError,
-    TransportClosedError,
     TransportError,
     TransportTimeoutError,
+)
+from raycrew.tensor_transport.weights._directory.actor import (
+    ANSWER_S,
+    ActorEdge,
+    DirectoryActor,
+    Fanout,
+    Said,
+    seconds_left,
 )
 from raycrew.tensor_transport.weights._directory.record import Record
 from raycrew.tensor_transport.weights._directory.versions import VersionStatus
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Fanout = int | Literal["auto"] | None
 
-_ANSWER_S = 60.0
 _POLL_S = 5.0
 
 
@@ -46,16 +49,12 @@ class Until:
         return stopped or (self._deadline is not None and time.monotonic() >= self._deadline)
 
 
-_Said = tuple[str, tuple[Any, ...]]
-"""A method of the record, and its arguments."""
-
-
 class _Edge(Protocol):
     def ask(self, method: str, args: tuple[Any, ...], timeout_s: float) -> Any: ...
 
     def tell(self, method: str, args: tuple[Any, ...]) -> None: ...
 
-    def poll(self, method: str, args: tuple[Any, ...], wait_s: float, said: "_Said | None" = None) -> Any: ...
+    def poll(self, method: str, args: tuple[Any, ...], wait_s: float, said: Said | None = None) -> Any: ...
 
     def close(self) -> None: ...
 
@@ -94,7 +93,7 @@ class WeightDirectory(Closing):
             name: For `find`.
         """
         _check(keep, lease_s, fanout)
-        return cls(_ActorEdge(_ray.start_actor(_DirectoryActor, name, keep, lease_s, fanout)))
+        return cls(ActorEdge(_ray.start_actor(DirectoryActor, name, keep, lease_s, fanout)))
 
     @classmethod
     def local(cls, *, keep: int = 1, lease_s: float = 60.0, fanout: Fanout = "auto") -> Self:
@@ -109,7 +108,7 @@ class WeightDirectory(Closing):
         Raises:
             DirectoryLostError: There is none.
         """
-        return cls(_ActorEdge(_ray.find_actor(name)))
+        return cls(ActorEdge(_ray.find_actor(name)))
 
     @property
     def latest(self) -> int | None:
@@ -134,7 +133,7 @@ class WeightDirectory(Closing):
         """
         if kwargs:
             raise TypeError("arguments of the record are given by position")
-        found: R = self._edge.ask(method.__name__, args, _ANSWER_S)
+        found: R = self._edge.ask(method.__name__, args, ANSWER_S)
         return found
 
     def wait(
@@ -189,7 +188,7 @@ class WeightDirectory(Closing):
         if kwargs:
             raise TypeError("arguments of the record are given by position")
         until = until if isinstance(until, Until) else Until(until)
-        first: _Said | None = None if said is None else (said[0].__name__, said[1])
+        first: Said | None = None if said is None else (said[0].__name__, said[1])
         while True:
             found: R | None = self._edge.poll(method.__name__, args, until.left(_POLL_S), first)
             first = None
@@ -233,16 +232,16 @@ class _LocalEdge:
 
     def tell(self, method: str, args: tuple[Any, ...]) -> None:
         with self._entered(), contextlib.suppress(TransportError):
-            self.ask(method, args, _ANSWER_S)
+            self.ask(method, args, ANSWER_S)
 
-    def poll(self, method: str, args: tuple[Any, ...], wait_s: float, said: _Said | None = None) -> Any:
+    def poll(self, method: str, args: tuple[Any, ...], wait_s: float, said: Said | None = None) -> Any:
         deadline = time.monotonic() + wait_s
         with self._entered():
             if said is not None:
                 self.ask(*said, wait_s)
             found = self.ask(method, args, wait_s)  # What it changed concerns others, whatever it answers.
             while found is None and (now := time.monotonic()) < deadline:
-                self._changed.wait(_until(now, deadline, self._record))
+                self._changed.wait(seconds_left(now, deadline, self._record))
                 found = getattr(self._record, method)(time.monotonic(), *args)
                 if found is not None:
                     self._changed.notify_all()
@@ -259,79 +258,3 @@ class _LocalEdge:
                 f"this WeightDirectory is that of process {self._pid}: start() one for other processes"
             )
         return self._changed
-
-
-class _DirectoryActor:
-    """A record in an actor; waiting calls share its one thread."""
-
-    def __init__(self, keep: int, lease_s: float, fanout: Fanout) -> None:
-        self._record = Record(keep, lease_s, fanout)
-        self._changed = asyncio.Event()
-
-    async def ask(self, method: str, args: tuple[Any, ...]) -> Any:
-        try:
-            return getattr(self._record, method)(time.monotonic(), *args)
-        finally:
-            self._tell()
-
-    async def tell(self, method: str, args: tuple[Any, ...]) -> None:
-        with contextlib.suppress(TransportError):
-            await self.ask(method, args)
-
-    async def poll(self, method: str, args: tuple[Any, ...], wait_s: float, said: _Said | None = None) -> Any:
-        deadline = time.monotonic() + wait_s
-        if said is not None:
-            await self.ask(*said)
-        found = await self.ask(method, args)  # What it changed concerns others, whatever it answers.
-        while found is None and (now := time.monotonic()) < deadline:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), _until(now, deadline, self._record))
-            found = getattr(self._record, method)(time.monotonic(), *args)
-            if found is not None:
-                self._tell()
-        return found
-
-    def _tell(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
-
-class _ActorEdge:
-    """Asks the actor, over the connection to Ray that its handle was had over; can be pickled."""
-
-    def __init__(self, actor: Any) -> None:
-        self._actor, self._session = actor, _ray.current_session()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _ActorEdge, (self._actor,)
-
-    def ask(self, method: str, args: tuple[Any, ...], timeout_s: float) -> Any:
-        return self._get(self._actor.ask, (method, args), timeout_s)
-
-    def tell(self, method: str, args: tuple[Any, ...]) -> None:
-        try:
-            _ray.send(self._session, self._actor.tell, method, args)
-        except TransportClosedError as error:
-            raise DirectoryLostError(f"the directory of versions cannot be told: {error}") from error
-
-    def poll(self, method: str, args: tuple[Any, ...], wait_s: float, said: _Said | None = None) -> Any:
-        return self._get(self._actor.poll, (method, args, wait_s, said), wait_s + _ANSWER_S)
-
-    def close(self) -> None:
-        _ray.end_actors(self._session, self._actor)
-
-    def _get(self, method: Any, args: tuple[Any, ...], timeout_s: float) -> Any:
-        try:
-            return _ray.call_actor(self._session, method, args, timeout_s)
-        except (ShardLostError, TransportClosedError, TransportTimeoutError) as error:
-            raise DirectoryLostError(f"the directory of versions does not answer: {error}") from error
-
-
-def _until(now: float, deadline: float, record: Record) -> float:
-    """How long to wait, at least a moment: what expires now is seen a moment later.
-
-    Whoever waits is not silent: it asks again well before its own lease ends.
-    """
-    expiry = record.next_expiry()
-    left = (deadline if expiry is None else min(deadline, expiry)) - now
-    return max(0.001, min(left, record.lease_s / 3))

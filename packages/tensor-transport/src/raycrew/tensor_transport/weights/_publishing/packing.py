@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -25,8 +25,6 @@ from raycrew.tensor_transport.weights._update import (
     reserve,
     settle,
 )
-
-T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -200,18 +198,6 @@ class Packer:
         if len(self._placer.sizes) > self._flushed:
             self._flush(is_last=True)
         self._send_filled()
-
-    def then(self, work: Callable[[], T]) -> Future[T] | None:
-        """Do something once all was sent, beside what is done here; None where nothing is."""
-        sending = self._sending
-        if self._pool is None or sending is None:
-            return None
-
-        def follow() -> T:
-            sending.result()
-            return work()
-
-        return self._pool.submit(follow)
 
     def close(self) -> None:
         """Give the memory back; what is being sent is waited for, whatever becomes of it."""

@@ -253,16 +253,16 @@ class WeightPublisher(Belonging):
             packer.finish()
         if not placer.entries and self._parts == 1:
             raise ValueError("there is no tensor to publish")
-
-        def finish() -> WeightUpdate:
-            return self._teller.finish(number, plan or placer.plan(), buckets, watch, packer.waited_s)
-
-        finishing = packer.then(finish) if self._teller.counts_later else None
-        taking.check()  # While the last bucket is sent, and the others are told so.
+        counts_later = self._teller.counts_later
+        if not counts_later:
+            taking.check()  # While the last bucket is sent.
         with watch.measure("gather"):
             packer.await_sent()
         packing.close()
-        return finish() if finishing is None else finishing.result()
+        update = self._teller.finish(number, plan or placer.plan(), buckets, watch, packer.waited_s)
+        if counts_later:
+            taking.check()  # While receivers load it.
+        return update
 
     def release(self) -> None:
         """Give up the versions that are kept; receivers that already fetch from Ray's store can finish.

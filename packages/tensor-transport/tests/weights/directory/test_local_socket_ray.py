@@ -1,0 +1,97 @@
+"""A directory of this machine is asked over its socket, and through Ray for what only that can hand on."""
+
+import threading
+
+import pytest
+import torch
+
+from raycrew.tensor_transport import _ray
+from raycrew.tensor_transport.errors import DirectoryLostError
+from raycrew.tensor_transport.transports import SharedMemoryTransport
+from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher, WeightReceiver
+from raycrew.tensor_transport.weights._directory.record import Record
+
+ray = pytest.importorskip("ray")
+
+TIMEOUT_S = 60.0
+WEIGHTS = {"w": torch.arange(4.0), "b": torch.ones(3, dtype=torch.bfloat16)}
+
+
+@pytest.fixture
+def directory(ray_cluster):
+    with WeightDirectory.start() as directory:
+        yield directory
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Names of methods of actors that are called."""
+    found, call_actor = [], _ray.call_actor
+
+    def note(session, method, *rest):
+        found.append(method._method_name)
+        return call_actor(session, method, *rest)
+
+    monkeypatch.setattr(_ray, "call_actor", note)
+    return found
+
+
+def pulled(directory, store=None):
+    loaded = {}
+
+    def load(tensors):
+        loaded.update((name, tensor.clone()) for name, tensor in tensors)
+
+    with WeightReceiver(load, store=store, directory=directory) as receiver:
+        receiver.pull(timeout_s=TIMEOUT_S)
+    return loaded
+
+
+def assert_same(found):
+    assert found.keys() == WEIGHTS.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in WEIGHTS.items())
+
+
+def test_a_directory_of_this_machine_is_asked_through_ray_for_its_address_alone(directory, calls):
+    store = SharedMemoryTransport()
+    with store, WeightPublisher(store, directory=directory) as publisher:
+        publisher.publish(WEIGHTS)
+        assert_same(pulled(directory, store))
+    assert calls == ["address"]
+
+
+def test_what_lies_in_rays_store_is_named_through_ray(directory, calls):
+    with WeightPublisher(directory=directory) as publisher:
+        publisher.publish(WEIGHTS)
+        assert calls.count("poll") == 1
+        assert_same(pulled(directory))
+
+
+def test_an_answer_with_references_is_had_by_who_asked_over_a_socket(directory, calls):
+    with WeightPublisher(directory=directory) as publisher:
+        publisher.publish(WEIGHTS)
+        late = WeightDirectory(type(directory._edge)(directory._edge._actor))
+        assert late.latest == 1
+        assert calls[-1] == "address"
+        assert_same(pulled(late))
+        assert calls.count("parked") == 1
+
+
+def test_who_waits_for_a_directory_that_is_killed_is_told(directory):
+    raised, asked = [], threading.Event()
+
+    def wait():
+        asked.set()
+        with pytest.raises(DirectoryLostError) as error:
+            directory.wait(Record.offer, TIMEOUT_S, 7)
+        raised.append(error)
+
+    directory.ask(Record.newest)
+    thread = threading.Thread(target=wait)
+    thread.start()
+    asked.wait(TIMEOUT_S)
+    ray.kill(directory._edge._actor)
+    thread.join(TIMEOUT_S / 2)
+    assert raised
+    with pytest.raises(DirectoryLostError):
+        directory.ask(Record.newest)
