@@ -118,8 +118,10 @@ class Record(Publications):
         self._note_taken(version, receiver, seen)
 
     def vote(self, now: float, number: int, receiver: str, loaded: bool, reason: str) -> None:
-        """A receiver has loaded a version, or cannot."""
+        """A receiver has loaded a version, or cannot, or has given it up though it had loaded it."""
         self._tidy(now)
+        if not loaded and self.holders.get(receiver) == number:
+            del self.holders[receiver]
         version = self.versions.get(number)
         if version is None:
             return

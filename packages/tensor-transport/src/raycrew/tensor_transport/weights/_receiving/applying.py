@@ -10,6 +10,7 @@ import torch
 
 from raycrew.tensor_transport.errors import (
     BaseVersionError,
+    DirectoryLostError,
     LoadRefusedError,
     StaleVersionError,
     TransportTimeoutError,
@@ -247,6 +248,8 @@ class Applier:
         try:
             self._member.hear(heading.version, deadline, self._store)
         except BaseException as error:
+            if isinstance(error, DirectoryLostError):
+                self._member.take_back(heading.version, error)
             if isinstance(error, Exception):
                 self._roll_back(loading, error)
             raise

@@ -85,6 +85,11 @@ class Member:
             with contextlib.suppress(TransportError):  # Why it is refused is raised.
                 self._directory.ask(Record.vote, int(update), self.name, False, repr(error))
 
+    def take_back(self, version: int, error: DirectoryLostError) -> None:
+        """A directory that stood still may yet read that it was voted for what is given up by now."""
+        with contextlib.suppress(DirectoryLostError):
+            self.directory.tell(Record.vote, version, self.name, False, repr(error))
+
     def hold(self, version: int, store: ByteStore, *, is_known: bool) -> None:
         """Say what is held now, unless the vote did, and release what nobody needs any more."""
         if self._returns is not None:
