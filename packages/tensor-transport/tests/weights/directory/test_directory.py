@@ -1,6 +1,7 @@
 """Versions that stream through a directory, between threads of one process."""
 
 import asyncio
+import dataclasses
 import math
 import threading
 
@@ -436,6 +437,29 @@ def test_the_manifest_is_compared_before_a_byte_moves(store, directory):
     with pytest.raises(ManifestMismatchError, match="unexpected"):
         from_generator.receiver.pull()
     assert not from_generator.model.tensors
+
+
+@pytest.mark.hostile
+def test_a_manifest_of_another_digest_is_refused_before_a_byte_moves(store, directory):
+    """As one would be that another release reads otherwise than its publisher: its places differ."""
+    Trainer(store, directory).publish_mapping()
+    plans = directory._edge._record._plans
+    ((digest, plan),) = plans.items()
+    first, second = (entry for entry in plan.tensors if entry.name in ("layer.0.weight", "layer.1.weight"))
+    rest = [entry for entry in plan.tensors if entry not in (first, second)]
+    turned = [
+        dataclasses.replace(one, bucket=other.bucket, offset=other.offset)
+        for one, other in ((first, second), (second, first))
+    ]
+    generator = Generator(store, directory, expected=weights())
+    plans[digest] = dataclasses.replace(plan, tensors=(*turned, *rest))
+    reads = store.reads
+    with pytest.raises(ManifestMismatchError, match=r"digest of the manifest .* nothing was fetched"):
+        generator.receiver.pull()
+    assert store.reads == reads and not generator.model.tensors and generator.receiver.intact
+    plans[digest] = plan
+    assert generator.receiver.pull().version == 1
+    assert_same(generator.model.tensors, weights())
 
 
 def test_two_parts_of_one_name_are_refused(store, directory):
