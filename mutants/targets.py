@@ -257,6 +257,11 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "weights/_directory/shelf": DIRECTORY,
         "weights/_directory/telling": ("weights/publishing/test_source.py", *DIRECTORY),
         "weights/_directory/versions": DIRECTORY,
+        "weights/_publishing/keeping": (
+            "weights/publishing/test_interrupted_publishing.py",
+            "weights/test_weights.py",
+            "weights/directory/test_directory.py",
+        ),
         "weights/_receiving/held": ("weights/directory/test_stale_weights.py", "weights/test_weights.py"),
         "weights/_receiving/member": (
             "weights/directory/test_members.py",

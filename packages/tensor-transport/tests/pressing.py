@@ -1,5 +1,6 @@
 """Ctrl-C at any moment: wherever the interpreter looks whether there was one."""
 
+import inspect
 import itertools
 import sys
 
@@ -14,6 +15,8 @@ def press_at(nth, act, places):
 
     def look(frame, event, _):
         nonlocal left
+        if event == "call" and frame.f_code.co_flags & inspect.CO_GENERATOR:
+            return  # What is raised here would not come to its `finally`, as a Ctrl-C does.
         if event in ("call", "c_return") and any(place in frame.f_code.co_filename for place in places):
             left -= 1
             if left == 0:
@@ -29,9 +32,10 @@ def press_at(nth, act, places):
     return left > 0
 
 
-def press_everywhere(act, places):
+def press_everywhere(act, places, before=lambda: None):
     """Have something done again and again, broken off a bit later each time; numbers the tries."""
     for nth in itertools.count(1):
+        before()
         is_whole = press_at(nth, act, places)
         yield nth
         if is_whole:

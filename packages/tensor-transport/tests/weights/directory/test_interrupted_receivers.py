@@ -100,7 +100,6 @@ def test_nor_for_its_thread_that_still_asks_for_more(store, directory, stop):
 
 
 @pytest.mark.hostile
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a generator swallows some
 def test_an_interrupt_at_any_moment_keeps_no_publisher_waiting(store, directory):
     publisher, model = publisher_of(store, directory), Model()
     receiver = WeightReceiver(model.load, store=store, directory=directory)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from pressing import press_everywhere
 
-from raycrew.tensor_transport.errors import TransportError
+from raycrew.tensor_transport.errors import TransportClosedError, TransportError
 from raycrew.tensor_transport.testing import InProcessByteStore
 from raycrew.tensor_transport.transports import SharedMemoryTransport
 from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher
@@ -16,6 +16,7 @@ from raycrew.tensor_transport.weights._update import stores
 
 MODEL = {f"layers.{i}": torch.full((4096,), float(i)) for i in range(6)}
 PLACES = ("/_bytes/shared/", "/transports/shared_memory.py", "/_update/stores.py", "/packing.py")
+MORE_PLACES = ("/keeping.py", "/publisher.py", "/telling.py")
 BUCKET = MODEL["layers.0"].nbytes
 
 
@@ -116,6 +117,61 @@ def test_an_interrupt_at_any_moment_keeps_no_shared_memory(directory):
         publisher.close()
         assert transport._arenas.stats().shards == 0
     assert nth > 50
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("directory", [None, WeightDirectory.local])
+@pytest.mark.parametrize("is_mapping", [True, False])
+def test_an_interrupt_while_a_version_is_given_up_keeps_no_bucket_for_good(directory, is_mapping):
+    """It has failed, or was interrupted once, when somebody presses Ctrl-C again."""
+
+    def failing(name, tensor):
+        if name == "layers.4":
+            raise MemoryError
+        return tensor
+
+    store = InProcessByteStore()
+    options = {"directory": directory and directory(), "bucket_bytes": BUCKET}
+    publisher = WeightPublisher(store, **options, transform=failing)
+
+    def publish():
+        with pytest.raises(MemoryError):
+            publisher.publish(MODEL if is_mapping else iter(MODEL.items()))
+
+    for nth in press_everywhere(publish, (*PLACES, *MORE_PLACES)):
+        publish()
+        assert not store.held, nth
+    assert nth > 50
+    publisher.close()
+
+
+@pytest.mark.hostile
+def test_an_interrupt_as_a_version_is_complete_keeps_that_one_alone():
+    store = InProcessByteStore()
+    publisher = WeightPublisher(store, bucket_bytes=BUCKET)
+    publisher.publish(MODEL)
+    for nth in press_everywhere(lambda: publisher.publish(MODEL), MORE_PLACES):
+        assert all(bucket.ticket in store.held for bucket in publisher.latest.buckets), nth
+        publisher.publish(MODEL)
+        assert {bucket.ticket for bucket in publisher.latest.buckets} == store.held.keys(), nth
+    publisher.close()
+    assert not store.held
+
+
+@pytest.mark.hostile
+def test_a_publisher_whose_end_was_interrupted_is_ended_by_ending_it_again():
+    store = InProcessByteStore()
+
+    def publish():
+        made.append(WeightPublisher(store, bucket_bytes=BUCKET))
+        made[-1].publish(MODEL)
+
+    made = []
+    for nth in press_everywhere(lambda: made[-1].close(), MORE_PLACES, before=publish):
+        made[-1].close()
+        assert not store.held, nth
+    with pytest.raises(TransportClosedError):
+        made[-1].publish(MODEL)
 
 
 class Full(Counted):

@@ -3,9 +3,8 @@
 import operator
 import threading
 import uuid
-from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import SupportsIndex
 
 import torch
@@ -21,6 +20,7 @@ from raycrew.tensor_transport.weights._directory import (
     Teller,
     WeightDirectory,
 )
+from raycrew.tensor_transport.weights._publishing.keeping import Keeping
 from raycrew.tensor_transport.weights._publishing.packing import Full, Packer, Rooms
 from raycrew.tensor_transport.weights._publishing.placing import ALIGNMENT, Placer, PlanCache
 from raycrew.tensor_transport.weights._publishing.selection import Rename, Select, Selection, Transform
@@ -120,8 +120,6 @@ class WeightPublisher(Belonging):
         self._selection = Selection(select, dtype, transform, rename)
         self._rooms, self._plans = Rooms(self._store), PlanCache()
         self._name = uuid.uuid4().hex
-        self._keep = keep
-        self._kept: deque[WeightUpdate] = deque()
         self._publishing = False
         self._window_bytes = window_bytes
         self._teller: Teller = (
@@ -129,13 +127,14 @@ class WeightPublisher(Belonging):
             if directory is None
             else DirectoryTeller(directory, self._store, self._name, part, parts, timeout_s)
         )
+        self._keeping = Keeping(self._store, self._teller, keep)
         super().__init__()
         self._lock = threading.RLock()  # An iterator that calls `publish` is told so.
 
     @property
     def latest(self) -> WeightUpdate | None:
         """The latest complete version, or this rank's part of it; None with a directory, which keeps it."""
-        return self._kept[-1] if self._kept else None
+        return self._keeping.latest
 
     def publish(self, weights: Weights, *, version: int | None = None, partial: bool = False) -> WeightUpdate:
         """Publish a state dict, or an iterator that yields (name, tensor), as one version.
@@ -176,27 +175,24 @@ class WeightPublisher(Belonging):
             TransportError: The publisher is another process's, or is publishing in this thread already.
         """
         version = None if version is None else _numbered(version)
-        with self._turn(), ExitStack() as packing:
+        with self._turn():
             self._bucket_bytes = self._asked_bytes or bucket_bytes_for(self._store)
             taking = Taking(weights, self._selection, sharded=self._sharded, first_part=self._part == 0)
             specs = taking.specs()
             plan = None if specs is None else self._plans.plan(specs, taking.ties, self._bucket_bytes)
             names = self._changed_names(plan) if partial else None
             number = self._teller.begin(version, plan, names)
-            buckets: list[Bucket] = []
+            buckets = self._keeping.begin(number)
             broadcasts = False
             try:
                 broadcasts = self._begin_broadcast(number)
-                update = self._pack(taking, number, plan, buckets, self._window(broadcasts), packing)
+                update = self._pack(taking, number, plan, buckets, self._window(broadcasts))
             except BaseException as error:
                 if broadcasts:
                     abandon(self._store)
-                is_over = self._teller.abort(number, f"its publisher raised {error!r}")
-                packing.close()  # A bucket that waited for receivers waits no longer.
-                if is_over:
-                    self._release(buckets)
+                self._keeping.give_up(f"its publisher raised {error!r}")
                 raise
-            self._keep_only(update)
+            self._keeping.complete(update)
             return update
 
     def _begin_broadcast(self, number: int) -> bool:
@@ -220,7 +216,6 @@ class WeightPublisher(Belonging):
         plan: BucketPlan | None,
         buckets: list[Bucket],
         window_bytes: int | None,
-        packing: ExitStack,
     ) -> WeightUpdate:
         watch, placer = Stopwatch(), Placer(self._bucket_bytes)
 
@@ -247,7 +242,7 @@ class WeightPublisher(Belonging):
             checksums=self._checksums,
             overlap=overlap,
         )
-        packing.callback(packer.close)
+        self._keeping.add_until(packer.close)
         with watch.measure("gather"):
             packer.add_all(taking)
             packer.finish()
@@ -258,7 +253,7 @@ class WeightPublisher(Belonging):
             taking.check()  # While the last bucket is sent.
         with watch.measure("gather"):
             packer.await_sent()
-        packing.close()
+        packer.close()
         update = self._teller.finish(number, plan or placer.plan(), buckets, watch, packer.waited_s)
         if counts_later:
             taking.check()  # While receivers load it.
@@ -272,8 +267,7 @@ class WeightPublisher(Belonging):
         if self._is_parents:
             return
         with self._lock:
-            while self._kept:
-                self._release_oldest()
+            self._keeping.release()
 
     def close(self) -> None:
         """Release everything, after a publication that is going on; idempotent.
@@ -287,10 +281,11 @@ class WeightPublisher(Belonging):
             if self._closed:
                 return
             self._check_idle()
-            self._closed = True
-            self.release()
+            self._keeping.give_up("its publisher was closed")
+            self._keeping.release()
             self._rooms.clear()
             self._teller.close()
+            self._closed = True
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -303,6 +298,7 @@ class WeightPublisher(Belonging):
             try:
                 self._publishing = True
                 self._rooms.give_left()
+                self._keeping.give_up("its publisher was interrupted")
                 yield
             finally:
                 self._publishing = False
@@ -311,26 +307,6 @@ class WeightPublisher(Belonging):
         """Refuse, with the lock held, what this thread asks for while it publishes."""
         if self._publishing:
             raise TransportError("publisher was called by the iterator that it takes its weights from")
-
-    def _keep_only(self, update: WeightUpdate) -> None:
-        if self._teller.streams:
-            return
-        self._kept.append(update)
-        while len(self._kept) > self._keep:
-            self._release_oldest()
-
-    def _release_oldest(self) -> None:
-        """What an interrupt leaves of it is released the next time."""
-        try:
-            self._release(self._kept[0].buckets)
-        except Exception:
-            self._kept.popleft()
-            raise
-        self._kept.popleft()
-
-    def _release(self, buckets: Iterable[Bucket]) -> None:
-        for bucket in buckets:
-            self._store.release(bucket.ticket)
 
 
 def _numbered(version: SupportsIndex) -> int:
