@@ -173,6 +173,32 @@ def test_a_failed_load_returns_to_the_version_before(store, rollback, borrow):
 
 
 @pytest.mark.hostile
+def test_a_shadow_that_was_written_to_is_not_returned_to(store):
+    """Though `load` must not write to what it is given."""
+    publisher, model, fails = WeightPublisher(store, bucket_bytes=256), Model(), False
+
+    def load(tensors):
+        for name, tensor in tensors:
+            model.load([(name, tensor)])
+            if fails and name == "layer.2.weight":
+                raise RuntimeError("no room")
+            tensor.zero_()
+
+    receiver = WeightReceiver(load, store=store, rollback="shadow")
+    receiver.apply(publisher.publish(weights(0)))
+    fails = True
+    with pytest.raises(WeightUpdateError, match="no room") as caught:
+        receiver.apply(publisher.publish(weights(1)))
+    assert not caught.value.intact and not receiver.intact
+    assert any(
+        "returning to version 1 failed, too: ChecksumMismatchError" in n for n in caught.value.__notes__
+    )
+    fails = False
+    assert receiver.apply(publisher.latest).version == 2 and receiver.intact
+    assert_same(model.tensors, weights(1))
+
+
+@pytest.mark.hostile
 def test_a_way_back_that_fails_is_told_as_a_mixture(store):
     publisher, model = WeightPublisher(store, bucket_bytes=256, keep=1), Model()
     receiver = WeightReceiver(model.load, store=store, rollback="refetch")
