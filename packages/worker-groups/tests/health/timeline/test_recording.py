@@ -1,9 +1,11 @@
 """A timeline of a group in this process: what users do with it."""
 
 import errno
+import gc
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -15,7 +17,8 @@ from patience import PATIENCE_S, eventually
 from raycrew.cluster_core.testing import FakeCluster
 from raycrew.worker_groups import Timeline, timeline
 from raycrew.worker_groups._health.observers import observed
-from raycrew.worker_groups._health.timeline import shared
+from raycrew.worker_groups._health.timeline import recording, shared
+from raycrew.worker_groups._health.timeline.records import LATER, NOTHING
 from raycrew.worker_groups.testing import InProcessGroup
 
 
@@ -220,6 +223,37 @@ def test_an_interrupt_while_a_timeline_begins_leaves_nobody_who_listens(monkeypa
     with timeline(open_telemetry=False) as run, run.span("next"):
         pass
     assert len(events(run.trace(), name="next")) == 1
+
+
+@pytest.mark.hostile
+def test_a_timeline_that_an_interrupt_gives_to_nobody_wants_no_calls(monkeypatch):
+    """It comes as the `with` block begins, when the timeline is there already."""
+    made = []
+
+    class Seen(recording.Kept):
+        def __init__(self, *args):
+            super().__init__(*args)
+            made.append(self)
+
+    def pressed(frame, *_):
+        if frame.f_code is Timeline.__enter__.__code__:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(recording, "Kept", Seen)
+    try:
+        sys.setprofile(pressed)
+        with timeline(open_telemetry=False):
+            raise AssertionError("it is there")
+    except KeyboardInterrupt:
+        assert [kept.wants for kept in made] == [LATER], "what failed can still be looked at"
+    finally:
+        sys.setprofile(None)
+    gc.collect()
+    assert [kept.wants for kept in made] == [NOTHING]
+    with timeline(open_telemetry=False) as run, run.span("next"):
+        assert [kept.wants for kept in made] == [NOTHING, LATER]
+    assert len(events(run.trace(), name="next")) == 1
+    observed.by.leave(made[0])
 
 
 @pytest.mark.hostile

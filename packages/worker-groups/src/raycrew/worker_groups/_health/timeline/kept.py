@@ -1,7 +1,7 @@
 """What is kept of a run: calls and spans, as many as fit. Pure."""
 
 import marshal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from raycrew.worker_groups._health.observers import Span
 from raycrew.worker_groups._health.timeline.records import LATER, NOTHING, Call, Part, Wants, spans_of
@@ -12,16 +12,18 @@ class Kept:
 
     Args:
         max_spans: How many spans are kept; a call makes up to three for each rank, and one.
+        owner: Gives who can ask for them; None where nobody can any more.
 
     Attributes:
         dropped: How many calls and other spans did not fit.
     """
 
-    def __init__(self, max_spans: int) -> None:
+    def __init__(self, max_spans: int, owner: Callable[[], object] = object) -> None:
         self.dropped = 0
         self._calls: list[bytes] = []
         self._others: list[Span] = []
         self._max_spans, self._n_spans = max_spans, 0
+        self._owner = owner
 
     def __len__(self) -> int:
         """How many calls."""
@@ -33,8 +35,8 @@ class Kept:
 
     @property
     def wants(self) -> Wants:
-        """Nothing once something did not fit."""
-        return NOTHING if self.dropped else LATER
+        """Nothing once something did not fit, or nobody can ask for it, as its owner is gone."""
+        return NOTHING if self.dropped or self._owner() is None else LATER
 
     def left_out(self) -> None:
         """Count what would not have fitted."""

@@ -4,6 +4,7 @@ import json
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -81,7 +82,7 @@ class Timeline:
     ) -> None:
         self._trace, self._html = files_to_write(trace=trace, html=html)
         self._began_s = time.time()
-        self._kept, self._metrics, self._spans = Kept(max_spans), metrics, spans
+        self._kept, self._metrics, self._spans = Kept(max_spans, weakref.ref(self)), metrics, spans
         listeners = (self._kept if max_spans else None, metrics, spans)
         self._is_open, self._keeps = True, max_spans > 0
         self._is_closed, self._closing = False, threading.RLock()
