@@ -64,7 +64,8 @@ def sync_weights(
             rank but those whose weights are, or may be, a mixture. These stay paused until an update reaches
             them, also where the next one fails before: this process remembers them for as long as there is
             the group (the very object). It has to bear being called on a rank whose pause failed.
-        timeout_s: Deadline of each of the steps; with a directory, of everything up to its decision.
+        timeout_s: Deadline of each of the steps; with a directory, of everything up to its decision. So long
+            generators may stay paused where a process hangs while it looks back, or loads.
         directory: Where the trainer announces its versions.
         prepare: With a directory: name of the generators' method that takes the version's number and calls
             `WeightReceiver.prepare`, before the pause. Without it they fetch while they are paused. Where it
