@@ -1,6 +1,9 @@
 """A directory of this machine is asked over its socket, and through Ray for what only that can hand on."""
 
+import os
+import signal
 import threading
+import time
 
 import pytest
 import torch
@@ -9,6 +12,7 @@ from raycrew.tensor_transport import _ray
 from raycrew.tensor_transport.errors import DirectoryLostError
 from raycrew.tensor_transport.transports import SharedMemoryTransport
 from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher, WeightReceiver
+from raycrew.tensor_transport.weights._directory import actor
 from raycrew.tensor_transport.weights._directory.record import Record
 
 ray = pytest.importorskip("ray")
@@ -75,6 +79,25 @@ def test_an_answer_with_references_is_had_by_who_asked_over_a_socket(directory, 
         assert calls[-1] == "address"
         assert_same(pulled(late))
         assert calls.count("parked") == 1
+
+
+def test_who_tells_a_directory_that_stands_still_waits_for_no_answer_and_it_reads_that_later(
+    directory, monkeypatch
+):
+    monkeypatch.setattr(actor, "ANSWER_S", 3600.0)
+    pid = directory._edge._call("address", (), TIMEOUT_S).pid
+    with SharedMemoryTransport() as store, WeightPublisher(store, directory=directory) as publisher:
+        publisher.publish(WEIGHTS)
+        for receiver in ("first", "second"):
+            directory.ask(Record.hold, receiver, 1)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            directory.tell(Record.vote, 1, "first", False, "it returned to what it had")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        until = time.monotonic() + TIMEOUT_S
+        while [status.holders for status in directory.status()] != [("second",)]:
+            assert time.monotonic() < until
 
 
 def test_who_waits_for_a_directory_that_is_killed_is_told(directory):

@@ -23,6 +23,8 @@ from raycrew.tensor_transport.weights._directory.local_socket import (
 from raycrew.tensor_transport.weights._directory.record import Record
 
 ANSWER_S = 60.0
+_TELL_S = 1.0
+"""So long a directory that stands still keeps who tells it something: it reads that when it goes on."""
 
 Fanout = int | Literal["auto"] | None
 
@@ -88,17 +90,20 @@ class ActorEdge:
         return ActorEdge, (self._actor, self._address)
 
     def ask(self, method: str, args: tuple[Any, ...], timeout_s: float) -> Any:
-        return self._get("ask", (method, args), timeout_s)
+        with _lost_if_silent():
+            return self._get("ask", (method, args), timeout_s)
 
     def tell(self, method: str, args: tuple[Any, ...]) -> None:
         with _lost_if_silent():
             if self._find() is None:
                 _ray.send(self._session, self._actor.tell, method, args)
             else:
-                self._get("tell", (method, args), ANSWER_S)
+                with contextlib.suppress(TransportTimeoutError):
+                    self._get("tell", (method, args), _TELL_S)
 
     def poll(self, method: str, args: tuple[Any, ...], wait_s: float, said: Said | None = None) -> Any:
-        return self._get("poll", (method, args, wait_s, said), wait_s + ANSWER_S)
+        with _lost_if_silent():
+            return self._get("poll", (method, args, wait_s, said), wait_s + ANSWER_S)
 
     def close(self) -> None:
         _ray.end_actors(self._session, self._actor)
@@ -106,19 +111,18 @@ class ActorEdge:
             self._near.close()
 
     def _get(self, kind: str, args: tuple[Any, ...], timeout_s: float) -> Any:
-        with _lost_if_silent():
-            try:
-                if (near := self._find()) is not None:
-                    self._session.check()
-                    return near.ask(kind, args, timeout_s, self._session.check)
-            except ElsewhereError as error:
-                self._near = None
-                if error.token:
-                    kind, args = "parked", (error.token,)
-            except OSError:
-                self._session.check()  # With which the actor ends: that says more.
-                raise
-            return self._call(kind, args, timeout_s)
+        try:
+            if (near := self._find()) is not None:
+                self._session.check()
+                return near.ask(kind, args, timeout_s, self._session.check)
+        except ElsewhereError as error:
+            self._near = None
+            if error.token:
+                kind, args = "parked", (error.token,)
+        except OSError:
+            self._session.check()  # With which the actor ends: that says more.
+            raise
+        return self._call(kind, args, timeout_s)
 
     def _call(self, kind: str, args: tuple[Any, ...], timeout_s: float) -> Any:
         return _ray.call_actor(self._session, getattr(self._actor, kind), args, timeout_s)
