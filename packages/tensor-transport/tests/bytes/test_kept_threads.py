@@ -148,3 +148,7 @@ def test_what_is_to_be_whole_is_done_here_where_there_are_no_threads_and_raises_
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {next(_numbers)})
     run_whole(lambda: done.append(threading.current_thread()))
     assert done == [threading.current_thread()]
+
+
+def test_what_work_makes_is_had():
+    assert run_beside(lambda: [1, 2]).result(60) == [1, 2]

@@ -12,7 +12,7 @@ from raycrew.tensor_transport._bytes.folding import (
     fold_in_sections,
 )
 from raycrew.tensor_transport._bytes.gone import lost, stale
-from raycrew.tensor_transport._bytes.kept_threads import run_whole
+from raycrew.tensor_transport._bytes.kept_threads import run_beside, run_whole
 from raycrew.tensor_transport._bytes.memory import (
     TORCH_DTYPES,
     array_bytes,
@@ -122,6 +122,7 @@ __all__ = [
     "read_arena",
     "reduce_through",
     "remake_in_child",
+    "run_beside",
     "run_whole",
     "share_out",
     "stale",

@@ -7,9 +7,10 @@ from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
 _KEPT_S = 1.0
-_Work = Callable[[], None]
+_T = TypeVar("_T")
 
 Processors = frozenset[int]
 """Which processors a thread may run on; those that it starts may run on the same."""
@@ -22,10 +23,10 @@ def processors() -> Processors:
     return frozenset(range(os.cpu_count() or 1))
 
 
-def run_beside(work: _Work) -> "Future[None]":
-    """Have another thread run something, on the processors of this one: soon or late.
+def run_beside(work: Callable[[], _T]) -> Future[_T]:
+    """What another thread makes of some work, on the processors of this one: soon or late.
 
-    Whoever can do without cancels it first.
+    Whoever can do without cancels it first. The interpreter's end waits for none.
 
     Raises:
         RuntimeError: There are no more threads to be had.
@@ -36,12 +37,12 @@ def run_beside(work: _Work) -> "Future[None]":
     except IndexError:
         thread = _Kept(mine)
         thread.start()
-    future: Future[None] = Future()
+    future: Future[_T] = Future()
     thread.todo.put((future, work))
     return future
 
 
-def run_whole(work: _Work) -> None:
+def run_whole(work: Callable[[], object]) -> None:
     """Run something that no Ctrl-C breaks off: that comes in the main thread alone, and is raised then."""
     try:
         beside = run_beside(work) if threading.current_thread() is threading.main_thread() else None
@@ -61,7 +62,7 @@ class _Kept(threading.Thread):
 
     def __init__(self, processors: Processors) -> None:
         super().__init__(name=f"copy-{next(_numbers)}", daemon=True)
-        self.todo: SimpleQueue[tuple[Future[None], _Work]] = SimpleQueue()
+        self.todo: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
         self._processors = processors
 
     def run(self) -> None:
@@ -82,16 +83,18 @@ class _Kept(threading.Thread):
         self._do(*todo)
         return True
 
-    def _do(self, future: "Future[None]", work: _Work) -> None:
-        begun, error = future.set_running_or_notify_cancel(), None
+    def _do(self, future: Future[Any], work: Callable[[], Any]) -> None:
+        begun, made, error = future.set_running_or_notify_cancel(), None, None
         try:
             if begun:
-                work()
+                made = work()
         except BaseException as raised:  # noqa: BLE001 - whoever waits gets it
             error = raised
         _idle[self._processors].append(self)  # First: whoever waits may have more to do.
-        if begun:
+        if error is not None:
             future.set_exception(error)
+        elif begun:
+            future.set_result(made)
 
 
 _numbers = itertools.count()

@@ -3,9 +3,10 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 
+from raycrew.tensor_transport._bytes import run_beside
 from raycrew.tensor_transport._ray import answered
 from raycrew.tensor_transport.errors import TransportError
 from raycrew.tensor_transport.protocols import PeerResults, Peers
@@ -97,13 +98,9 @@ class ThreadedCalls(Calls):
     def start(self) -> None:
         self._pending: dict[Future[object], int] = {}
         self._unsent = set(self._peers)
-        pool = ThreadPoolExecutor(max(1, len(self._peers)), thread_name_prefix="weight-sync")
-        try:
-            for number, peers in self._peers.items():
-                self.unknown.add(number)
-                self._pending[pool.submit(self._call, peers, number)] = number
-        finally:
-            pool.shutdown(wait=False)
+        for number, peers in self._peers.items():
+            self.unknown.add(number)
+            self._pending[run_beside(partial(self._call, peers, number))] = number
 
     def outcomes(self) -> Iterator[tuple[int, object]]:
         while self._pending:
