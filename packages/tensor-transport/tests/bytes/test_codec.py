@@ -19,7 +19,7 @@ from raycrew.tensor_transport import (
 )
 from raycrew.tensor_transport._bytes.arenas import Slot, arrange, locate
 from raycrew.tensor_transport._bytes.codec import check_size, decode, encode
-from raycrew.tensor_transport._bytes.memory import TORCH_DTYPES, tensor_bytes, tensor_over
+from raycrew.tensor_transport._bytes.memory import TORCH_DTYPES, flat_memory, tensor_bytes, tensor_over
 
 SHAPES = [(), (0,), (1,), (3, 0, 2), (5, 3)]
 
@@ -33,6 +33,12 @@ def random_tensor(dtype, shape, seed=0):
 def shared(encoded):
     """The buffers as another process finds them: read-only."""
     return [np.frombuffer(read_only_copy(buffer), np.uint8) for buffer in encoded.buffers]
+
+
+def freed():
+    tensor = torch.ones(1000)
+    tensor.untyped_storage().resize_(0)
+    return tensor
 
 
 class TestTensors:
@@ -85,14 +91,17 @@ class TestTensors:
             (torch.eye(3).to_sparse(), "layout torch.sparse_coo"),
             (torch.ones(3, device="meta"), "meta tensor has no data"),
             (torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged), "NestedTensor"),
+            (freed(), "memory was freed"),
         ],
-        ids=["quantised", "sparse", "meta", "nested"],
+        ids=["quantised", "sparse", "meta", "nested", "freed"],
     )
     def test_what_has_no_plain_bytes_is_refused_by_name(self, tensor, message):
         with pytest.raises(UnsupportedTensorError, match=message):
             tensor_bytes(tensor, "column 'x'")
         with pytest.raises(UnsupportedTensorError, match=message):
             encode({"x": tensor})
+        with pytest.raises(UnsupportedTensorError, match=message):
+            flat_memory(tensor)
         if tensor.device.type != "meta" and not tensor.is_nested and tensor.layout == torch.strided:
             with pytest.raises(BatchSchemaError, match=f"column 'x'.*{message}"):
                 BatchedDataDict(x=tensor)

@@ -20,7 +20,7 @@ from raycrew.tensor_transport.weights import (
     WeightReceiver,
     gather_weights,
 )
-from raycrew.tensor_transport.weights._publishing.glimpses import fold
+from raycrew.tensor_transport.weights._publishing.glimpses import Glimpse, Held, changed, fold
 from raycrew.tensor_transport.weights._publishing.source import SourceWatch, find_ties
 
 pytestmark = pytest.mark.hostile
@@ -247,6 +247,30 @@ def test_tensors_whose_memory_says_nothing_are_refused_by_name(bad, kind):
     for weights_of in (dict, iter):
         with pytest.raises(UnsupportedTensorError, match=f"'x' is a {kind}"):
             publisher.publish(weights_of([("x", bad()), ("y", bad())]))
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("size_bytes", [0, 396])
+def test_a_tensor_whose_memory_was_freed_is_refused_by_name(size_bytes):
+    """Torch itself reads on, in other memory."""
+    publisher, whole = WeightPublisher(InProcessByteStore()), torch.ones(100)
+    views = [whole, torch.nn.Parameter(whole), whole[1:].view(3, 33).T, whole[:99:98], whole[99]]
+    there = [whole[:0], whole[:99], whole[98]]
+    whole.untyped_storage().resize_(size_bytes)
+    for bad in [view for view in views if size_bytes == 0 or view.shape != (2,)]:
+        for weights_of in (dict, iter):
+            with pytest.raises(UnsupportedTensorError, match="'x': its memory was freed"):
+                publisher.publish(weights_of([("w", torch.ones(3)), ("x", bad)]))
+    if size_bytes:
+        assert len(publisher.publish(dict(zip("abc", there, strict=True))).schema) == 3
+
+
+@pytest.mark.hostile
+def test_a_tensor_whose_memory_is_freed_after_its_copy_is_seen():
+    tensor, kept = torch.ones(64), torch.ones(3)
+    seen = [Glimpse("w", Held(one), one._version, fold(one)) for one in (tensor, kept)]
+    tensor.untyped_storage().resize_(0)
+    assert changed(seen) == seen[:1]
 
 
 def test_a_plain_subclass_is_published():

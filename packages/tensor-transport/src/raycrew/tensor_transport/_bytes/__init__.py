@@ -14,15 +14,18 @@ from raycrew.tensor_transport._bytes.folding import (
 from raycrew.tensor_transport._bytes.gone import lost, stale
 from raycrew.tensor_transport._bytes.kept_threads import run_beside, run_whole
 from raycrew.tensor_transport._bytes.memory import (
+    FREED,
     TORCH_DTYPES,
     array_bytes,
     array_over,
     check_tensor,
     copy_bytes,
+    extent_of,
     flat_bytes,
     flat_memory,
     fresh_tensor,
     has_plain_bytes,
+    is_freed,
     is_plain,
     parse_numpy_dtype,
     parse_torch_dtype,
@@ -66,6 +69,7 @@ from raycrew.tensor_transport._bytes.whole_files import write_whole
 
 __all__ = [
     "FOLD_BYTES",
+    "FREED",
     "NO_STEP",
     "SAFETENSORS_DTYPES",
     "SECTION_BYTES",
@@ -95,6 +99,7 @@ __all__ = [
     "check_tensor",
     "copy_bytes",
     "dump",
+    "extent_of",
     "finish",
     "flat_bytes",
     "flat_memory",
@@ -108,6 +113,7 @@ __all__ = [
     "in_time",
     "is_arena",
     "is_free",
+    "is_freed",
     "is_plain",
     "load",
     "locate",

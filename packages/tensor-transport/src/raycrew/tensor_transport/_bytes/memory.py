@@ -29,6 +29,7 @@ _NUMPY_DTYPES: dict[torch.dtype, np.dtype[Any]] = {
 _LARGE_COPY = 1 << 20  # from here on numpy copies faster into fresh pages than torch does
 _COPY_PART = 4 << 20
 _NUMPY_KINDS = "biufcmMSU"
+FREED = "its memory was freed; sharded models do that: gather it first"
 _recorded: ContextVar[list[torch.Tensor] | None] = ContextVar("_recorded", default=None)
 
 
@@ -65,6 +66,23 @@ def tensor_bytes(tensor: torch.Tensor, name: str = "tensor") -> Bytes:
     if (recorded := _recorded.get()) is not None:
         recorded.append(tensor)
     return flat_bytes(tensor.detach().cpu()).numpy()
+
+
+def extent_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """The first byte of its storage that belongs to a tensor with elements, and the one after the last."""
+    first = int(tensor.storage_offset()) * tensor.itemsize
+    if tensor.is_contiguous():
+        return first, first + tensor.nbytes
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return first, first + (int(reach) + 1) * tensor.itemsize
+
+
+def is_freed(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's storage has not all of its elements: torch would read, and write, what is not its.
+
+    Sharded models make storages of gathered parameters empty in place of letting go of them.
+    """
+    return tensor.numel() > 0 and tensor.untyped_storage().nbytes() < extent_of(tensor)[1]
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -232,6 +250,8 @@ def _why_unsupported(tensor: Any) -> str | None:
         return "a meta tensor has no data to move"
     if str(tensor.dtype).removeprefix("torch.") not in TORCH_DTYPES:
         return f"dtype {tensor.dtype} is not supported; pass a view of it as uint8"
+    if is_freed(tensor):
+        return FREED
     return None
 
 

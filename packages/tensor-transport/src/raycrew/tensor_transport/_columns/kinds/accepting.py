@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from raycrew.tensor_transport._bytes import is_freed
 from raycrew.tensor_transport._columns.kinds.columns import is_column
 from raycrew.tensor_transport._columns.kinds.packed import PackedTensor, segments_of
 from raycrew.tensor_transport._columns.kinds.ragged import RaggedTensor
@@ -60,6 +61,8 @@ def _refuse_special_tensor(key: str, tensor: torch.Tensor) -> None:
         advice = "use RaggedTensor.from_rows(tensor.unbind()) or to_dense()"
     elif tensor.is_quantized:
         what, advice = f"a quantised tensor ({tensor.dtype})", "pass int_repr() and the scale apart"
+    elif not tensor.is_meta and is_freed(tensor):
+        what, advice = "a tensor whose memory was freed", "sharded models do that: gather it first"
     else:
         return
     message = f"column {key!r} is {what}; {advice}"

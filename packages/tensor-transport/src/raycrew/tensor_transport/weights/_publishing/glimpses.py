@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from raycrew.tensor_transport._bytes import share_out
+from raycrew.tensor_transport._bytes import extent_of, is_freed, share_out
 from raycrew.tensor_transport.protocols import Bytes
 
 _WORD = 8
@@ -75,13 +75,14 @@ class Held:
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
 
-    def memory(self) -> torch.Tensor:
-        """Its elements now."""
-        return memory_of(self._tensor)
+    def memory(self) -> torch.Tensor | None:
+        """Its elements now; None where they were freed."""
+        memory = memory_of(self._tensor)
+        return None if has_plain_memory(memory) and is_freed(memory) else memory
 
     def version(self) -> int | None:
         """What torch counts now."""
-        return version_of(self.memory())
+        return version_of(memory_of(self._tensor))
 
 
 class Sight:
@@ -97,7 +98,7 @@ class Sight:
         self._is_plain = has_plain_memory(memory)
         self._storage: weakref.ref[torch.UntypedStorage] | None = None
         if self._is_plain:
-            self.start, self.end = _extent(memory)
+            self.start, self.end = extent_of(memory)
             self._storage = weakref.ref(memory.untyped_storage())
             self._place = (memory.storage_offset(), tuple(memory.shape), memory.stride())
             self._kind = (memory.dtype, memory.device, memory.is_conj(), memory.is_neg())
@@ -111,7 +112,7 @@ class Sight:
         storage = self.storage()
         if tensor is not None:
             memory = memory_of(tensor)
-            end = self.end if memory.untyped_storage() is storage else _extent(memory)[1]
+            end = self.end if memory.untyped_storage() is storage else extent_of(memory)[1]
             return memory if _is_there(memory.untyped_storage(), end) else None
         return None if storage is None or not _is_there(storage, self.end) else self._over(storage)
 
@@ -142,10 +143,12 @@ class Glimpse:
 
 def changed(glimpses: Sequence[Glimpse]) -> list[Glimpse]:
     """Those whose tensors are no longer what was seen of them; what nobody holds any more is as it was."""
-    present = [(g, memory) for g in glimpses if (memory := g.source.memory()) is not None]
+    seen = [(g, g.source.memory()) for g in glimpses]
+    present = [(g, memory) for g, memory in seen if memory is not None]
+    freed = [g for g, memory in seen if memory is None and isinstance(g.source, Held)]
     found = _values(_folds([memory for _, memory in present]))
     before = _values([g.content for g, _ in present])
-    return [
+    return freed + [
         glimpse
         for (glimpse, _), old, new in zip(present, before, found, strict=True)
         if old != new or glimpse.version != glimpse.source.version()
@@ -187,7 +190,7 @@ class Streamed:
         """The iterator gives this memory."""
         if not has_plain_memory(memory) or (yields := self._storages.get(memory.untyped_storage())) is None:
             return
-        start, end = _extent(memory)
+        start, end = extent_of(memory)
         if yields.is_buffer or end <= yields.start or start >= yields.end:
             return
         shared = [g for g in yields.glimpses if _overlaps(g.source, start, end)]
@@ -213,13 +216,6 @@ class Streamed:
 
 def _overlaps(source: Held | Sight, start: int, end: int) -> bool:
     return isinstance(source, Sight) and source.start < end and source.end > start
-
-
-def _extent(memory: torch.Tensor) -> tuple[int, int]:
-    """The first byte of a storage that belongs to a tensor, and the one after the last."""
-    reach = sum((size - 1) * stride for size, stride in zip(memory.shape, memory.stride(), strict=True))
-    first = int(memory.storage_offset()) * memory.itemsize
-    return first, first + (int(reach) + 1) * memory.itemsize
 
 
 def _is_there(storage: torch.UntypedStorage, end: int) -> bool:

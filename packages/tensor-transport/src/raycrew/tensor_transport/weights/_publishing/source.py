@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.nn.parameter import is_lazy
 
+from raycrew.tensor_transport._bytes import FREED, is_freed
 from raycrew.tensor_transport.errors import SourceChangedError, UnsupportedTensorError
 from raycrew.tensor_transport.weights._publishing.glimpses import (
     Glimpse,
@@ -14,6 +15,7 @@ from raycrew.tensor_transport.weights._publishing.glimpses import (
     Streamed,
     changed,
     fold,
+    has_plain_memory,
     is_wrapper,
     memory_of,
     version_of,
@@ -78,6 +80,8 @@ def refuse_without_bytes(name: str, tensor: torch.Tensor) -> None:
         kind = "meta"
     elif is_wrapper(tensor):
         kind = f"wrapping ({type(tensor).__name__})"
+    elif is_freed(tensor):
+        raise UnsupportedTensorError(f"{name!r}: {FREED}", name=name)
     else:
         return
     raise UnsupportedTensorError(f"{name!r} is a {kind} tensor: it has no plain bytes to send", name=name)
@@ -119,6 +123,8 @@ class SourceWatch:
             self._versions[name] = version_of(tensor)
             return tensor.detach()
         part = memory_of(tensor)
+        if has_plain_memory(part) and is_freed(part):
+            raise UnsupportedTensorError(f"{name!r}: {FREED}", name=name)
         self._keep(tensor, self._glimpse(name, tensor, version_of(part), fold(part)))
         found: torch.Tensor = full() if whole else part
         return found.detach()
