@@ -4,12 +4,12 @@ import math
 import time
 from collections.abc import Callable
 
-_LEAST_S, _MOST_S = 0.01, 1.0
-_TIMES = 4
+_LEAST_S, _MOST_S = 0.003, 1.0
+_TIMES = 1
 
 
 class Pace:
-    """When to say something again: four times as long as its answer took is for other work, up to a second.
+    """When to say something again: as long as its answer took is for other work, up to a second.
 
     An answer takes time of all processes that it goes through, and more where processors are busy.
 
