@@ -59,7 +59,8 @@ def sync_weights(
         publish: Name of the trainer's method.
         apply: Name of the generators' method; with a directory it is given the version's number, to be
             handed on as it is.
-        pause: Method called on the generators before the update is applied.
+        pause: Method called on the generators before the update is applied; updates of this process that
+            pause the same groups (the very objects) do so one after another.
         resume: Method called on the generators afterwards, also when a pause or the update failed: on each
             rank but those whose weights are, or may be, a mixture. These stay paused until an update reaches
             them, also where the next one fails before: this process remembers them for as long as there is
@@ -112,7 +113,7 @@ def sync_weights_async(*args: Any, **options: Any) -> Coroutine[Any, Any, Weight
     """`sync_weights` without blocking the event loop, once what it returns is awaited.
 
     If it is cancelled, a version in a directory is given up, and the generators are resumed in the
-    background; without a directory the update goes on there.
+    background, before another update pauses them; without a directory the update goes on there.
 
     Its arguments and errors are those of `sync_weights`; bad arguments are refused at once, before anything
     is awaited. `progress` is called in another thread.

@@ -8,12 +8,14 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 from raycrew.tensor_transport._ray import answered
 from raycrew.tensor_transport.errors import DirectoryLostError, UpdateAbortedError, WeightUpdateError
 from raycrew.tensor_transport.protocols import PeerGroup
 from raycrew.tensor_transport.weights._directory import RecipientVersion, Record, WeightDirectory
 from raycrew.tensor_transport.weights._receiving import WeightReceipt
+from raycrew.tensor_transport.weights._syncing.mixtures import pauses_of
 from raycrew.tensor_transport.weights._syncing.report import (
     RankSpan,
     SyncProgress,
@@ -61,8 +63,11 @@ class Synchronisation:
             raise ValueError("prepare= fetches what a directory announces: give directory=, too")
         if self.route is not None and self.directory is None:
             raise ValueError("route= is for versions that stream through a directory: give directory=, too")
-        groups = list(self.generators) if isinstance(self.generators, list | tuple) else [self.generators]
-        members = members_of(groups, self.recipients)  # type: ignore[arg-type]
+        given: Any = self.generators
+        groups: list[PeerGroup] = list(given) if isinstance(given, list | tuple) else [given]
+        members = members_of(groups, self.recipients)
+        once = {id(group): group for group in groups}
+        self._groups = [once[i] for i in sorted(once)]  # In one order: else two updates wait for each other.
         self._members, self._trainers = members, members_of([self.trainer], None)
         streams = self.directory is not None
         self._session = Session(members, self.timeout_s, together=streams, progress=self.progress)
@@ -121,7 +126,7 @@ class Synchronisation:
         results = everyone(self.trainer).call(self.publish).get_results(timeout=self.timeout_s)
         update = _the_update(results, self.publish)
         self._tell("publish", 1, 1)
-        with self._watch.measure("pause"):
+        with self._pausing(), self._watch.measure("pause"):
             found = self._paused(lambda _: update)
         self._session.raise_first(update.version)
         return update, checked_receipts(found, update.version, self.apply)
@@ -143,7 +148,7 @@ class Synchronisation:
                     publishing.exception()
             found: Mapping[int, object] = {}
             if not self._is_given_up:
-                with self._watch.measure("pause"):
+                with self._pausing(), self._watch.measure("pause"):
                     found = self._paused(told)
             cause = publishing.exception() or confirming.exception()
         except BaseException as error:
@@ -181,6 +186,18 @@ class Synchronisation:
     def _check_wanted(self) -> None:
         if self._over:
             raise UpdateAbortedError(f"the update was given up before it began: {self._over}")
+
+    @contextlib.contextmanager
+    def _pausing(self) -> Iterator[None]:
+        """One update at a time pauses a group: one that is given up resumes it only when it has ended."""
+        with contextlib.ExitStack() as turns:
+            for group in self._groups if self.pause or self.resume else ():
+                turns.enter_context(pauses_of(group).turn(self.timeout_s, self._check_going))
+            yield
+
+    def _check_going(self) -> None:
+        if self._is_given_up:
+            raise UpdateAbortedError(f"the update was given up: {self._over}", version=self._version or 0)
 
     def _paused(self, update: Argument) -> Mapping[int, object]:
         """Apply an update while the generators are paused; they are resumed whatever happens."""
