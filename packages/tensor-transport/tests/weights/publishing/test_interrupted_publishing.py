@@ -9,7 +9,7 @@ from pressing import press_everywhere
 from raycrew.tensor_transport.errors import TransportClosedError, TransportError
 from raycrew.tensor_transport.testing import InProcessByteStore
 from raycrew.tensor_transport.transports import SharedMemoryTransport
-from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher
+from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher, WeightReceiver
 from raycrew.tensor_transport.weights._publishing import copying, packing
 from raycrew.tensor_transport.weights._publishing.source import SourceWatch
 from raycrew.tensor_transport.weights._update import stores
@@ -17,6 +17,7 @@ from raycrew.tensor_transport.weights._update import stores
 MODEL = {f"layers.{i}": torch.full((4096,), float(i)) for i in range(6)}
 PLACES = ("/_bytes/shared/", "/transports/shared_memory.py", "/_update/stores.py", "/packing.py")
 MORE_PLACES = ("/keeping.py", "/publisher.py", "/telling.py")
+TIMEOUT_S = 60.0
 BUCKET = MODEL["layers.0"].nbytes
 
 
@@ -172,6 +173,53 @@ def test_a_publisher_whose_end_was_interrupted_is_ended_by_ending_it_again():
         assert not store.held, nth
     with pytest.raises(TransportClosedError):
         made[-1].publish(MODEL)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("runs", ["while it is given up", "while the next one is published"])
+def test_no_bucket_of_a_version_that_was_given_up_is_one_of_the_next(runs, monkeypatch):
+    """The interrupt comes as the thread that sends buckets is started: nobody knows of it."""
+    stragglers, go_on, inside = [], threading.Event(), threading.Event()
+
+    class Interrupted(packing.ThreadPoolExecutor):
+        def submit(self, work, *args):
+            def run():
+                if runs == "while it is given up":
+                    inside.set()
+                else:
+                    assert go_on.wait(TIMEOUT_S)
+                work(*args)
+
+            stragglers.append(threading.Thread(target=run))
+            stragglers[-1].start()
+            raise KeyboardInterrupt
+
+    class Slow(InProcessByteStore):
+        def put(self, data):
+            if threading.current_thread() in stragglers:
+                assert go_on.wait(TIMEOUT_S)
+            return super().put(data)
+
+    def next_ones():
+        for n, (name, tensor) in enumerate(MODEL.items()):
+            if n == 3:
+                go_on.set()
+                stragglers[0].join(TIMEOUT_S)
+            yield name, tensor + 1
+
+    with WeightDirectory.local() as directory:
+        store, got = Slow(), {}
+        publisher = WeightPublisher(store, directory=directory, bucket_bytes=BUCKET)
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(packing, "ThreadPoolExecutor", Interrupted)
+            if runs == "while it is given up":
+                threading.Thread(target=lambda: inside.wait(TIMEOUT_S) and go_on.set()).start()
+            publisher.publish(MODEL)
+        version = publisher.publish(next_ones()).version
+        receiver = WeightReceiver(got.update, store=store, directory=directory)
+        assert receiver.pull().version == version
+        assert all(torch.equal(got[name], tensor + 1) for name, tensor in MODEL.items())
+        assert len(store.held) == len(MODEL)
 
 
 class Full(Counted):

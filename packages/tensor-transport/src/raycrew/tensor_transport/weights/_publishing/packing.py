@@ -5,7 +5,7 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -203,6 +203,8 @@ class Packer:
         """Give the memory back; what is being sent is waited for, whatever becomes of it."""
         for filling, _ in self._fillings:
             filling.stop()
+        if self._sending is not None and not self._sending.cancel():
+            wait([self._sending])  # The pool does not know a thread whose start was interrupted.
         if self._pool is not None:
             self._pool.shutdown()
         for _, full in self._fillings:
@@ -252,7 +254,20 @@ class Packer:
         else:
             self.await_sent()
             settle(full.room.memory.device)
-            self._sending = self._pool.submit(self._send_and_give, full)
+            sending: Future[None] = Future()
+            self._sending = sending
+            self._pool.submit(self._send_beside, sending, full)
+
+    def _send_beside(self, sending: "Future[None]", full: Full) -> None:
+        if not sending.set_running_or_notify_cancel():
+            self._rooms.give(full.room)
+            return
+        try:
+            self._send_and_give(full)
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that packs
+            sending.set_exception(error)
+        else:
+            sending.set_result(None)
 
     def _send_and_give(self, full: Full) -> None:
         try:
@@ -262,8 +277,8 @@ class Packer:
 
     def await_sent(self) -> None:
         """Wait until all that is full was sent; raises what sending raised."""
-        sending, self._sending = self._sending, None
-        if sending is not None:
+        if self._sending is not None:
             start = time.perf_counter()
-            sending.result()
+            self._sending.result()
+            self._sending = None
             self.waited_s += time.perf_counter() - start
