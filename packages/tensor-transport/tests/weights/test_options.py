@@ -69,6 +69,17 @@ def test_names_are_not_looked_for_in_one_text_nor_in_what_is_used_up(store, name
 
 
 @pytest.mark.hostile
+@pytest.mark.parametrize("form", [dict, lambda d: iter(d.items())])
+@pytest.mark.parametrize(
+    ("name", "rename"), [(1, None), (None, None), (b"a", None), ("a", lambda name: None), ("a", {"a": 7})]
+)
+def test_a_name_that_is_no_text_is_refused(store, name, rename, form):
+    publisher = WeightPublisher(store, rename=rename)
+    with pytest.raises(TypeError, match="a tensor's name is a text, got"):
+        publisher.publish(form({name: torch.ones(2)}))
+    assert not store.held
+
+
 @pytest.mark.parametrize("rename", [{"a": "b"}, {"x": "b"}, {"x": "a"}, {"b": "x"}])
 @pytest.mark.parametrize("order", ["xab", "axb", "abx"])
 def test_of_tied_tensors_too_no_two_are_given_one_name(store, rename, order):

@@ -163,7 +163,7 @@ class WeightPublisher(Belonging):
                 keep their others.
 
         Raises:
-            TypeError: `version` is no whole number.
+            TypeError: `version` is no whole number, or a name no text.
             ValueError: `version` is below 1, does not rise, or has to be given; a name comes twice, there is
                 no tensor, or nothing to which a partial version could be added.
             UnsupportedTensorError: A tensor has no plain bytes (quantised, sparse, meta).

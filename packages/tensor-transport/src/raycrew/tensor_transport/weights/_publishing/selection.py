@@ -48,10 +48,17 @@ class Selection:
         return self.select(name) if callable(self.select) else name in self.select
 
     def name_of(self, name: str) -> str:
-        """The name that receivers know."""
-        if self.rename is None:
-            return name
-        return self.rename(name) if callable(self.rename) else self.rename.get(name, name)
+        """The name that receivers know.
+
+        Raises:
+            TypeError: It is no text, as where `rename` forgets to return one.
+        """
+        found = name
+        if self.rename is not None:
+            found = self.rename(name) if callable(self.rename) else self.rename.get(name, name)
+        if not isinstance(found, str):
+            raise TypeError(f"a tensor's name is a text, got {found!r} for {name!r}")
+        return found
 
     def dtype_of(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype in which a tensor is published."""
