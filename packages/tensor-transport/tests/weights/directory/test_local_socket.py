@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import itertools
 import os
 import pickle
 import signal
@@ -17,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from pressing import press_everywhere
 
 from raycrew.tensor_transport.errors import TransportError, TransportTimeoutError, UpdateAbortedError
 from raycrew.tensor_transport.weights._directory import local_socket
@@ -38,12 +40,17 @@ class UnreadableError(Exception):
         raise TypeError("not to be pickled")
 
 
+class LongError(Exception):
+    def __init__(self, first, second):
+        super().__init__(f"{first} {second}")
+
+
 class Answers:
     """What the server under test is asked."""
 
     def __init__(self):
         self.asked = []
-        self.may_go_on = threading.Event()
+        self.may_go_on, self.may_end = threading.Event(), threading.Event()
 
     async def __call__(self, method, args):
         self.asked.append(method)
@@ -62,6 +69,14 @@ class Answers:
 
     async def refuse_oddly(self):
         raise UnreadableError("what it says")
+
+    async def refuse_at_length(self):
+        raise LongError("what it", "says")
+
+    async def stand_still(self):
+        """Until it may go on, and once more between this answer and whatever is asked meanwhile."""
+        asyncio.get_running_loop().call_soon(self.may_end.wait, TIMEOUT_S)
+        self.may_go_on.wait(TIMEOUT_S)
 
     async def answer_oddly(self):
         return UnreadableError()
@@ -162,6 +177,8 @@ def test_what_is_raised_is_raised_where_it_was_asked_and_the_connection_serves_o
 def test_an_error_or_an_answer_that_cannot_be_handed_on_is_told(client):
     with pytest.raises(TransportError, match="what it says"):
         ask(client, "refuse_oddly")
+    with pytest.raises(TransportError, match="what it says"):
+        ask(client, "refuse_at_length")
     with pytest.raises(TypeError, match="not to be pickled"):
         ask(client, "answer_oddly")
     assert ask(client, "echo", 1) == 1
@@ -195,6 +212,33 @@ def test_after_an_interrupt_the_answer_to_an_earlier_question_is_not_taken_for_t
         ask(client, "wait", "the earlier one", check=interrupt)
     answers.may_go_on.set()
     assert [ask(client, "echo", i) for i in range(3)] == [0, 1, 2]
+
+
+def test_what_is_asked_after_a_question_that_was_given_up_is_read_after_it(client, answers, monkeypatch):
+    """Also where the server had not even taken the connection when it came to stand still."""
+    monkeypatch.setattr(local_socket, "_SLICE_S", 0.01)
+    sent, later_sent, is_late = threading.Event(), threading.Event(), threading.Event()
+
+    def give_up():
+        sent.set()
+        if is_late.is_set():
+            raise Interrupt
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(ask, client, "stand_still")
+        wait_until(lambda: answers.asked)
+        earlier = pool.submit(ask, client, "echo", "earlier", check=give_up)
+        assert sent.wait(TIMEOUT_S)
+        answers.asked.clear()
+        answers.may_go_on.set()
+        first.result(TIMEOUT_S)
+        is_late.set()
+        assert isinstance(earlier.exception(TIMEOUT_S), Interrupt)
+        later = pool.submit(ask, client, "wait", "later", check=later_sent.set)
+        assert later_sent.wait(TIMEOUT_S)
+        answers.may_end.set()
+        assert later.result(TIMEOUT_S) == "later"
+    assert answers.asked == ["echo", "wait"]
 
 
 def test_a_server_that_does_not_answer_is_given_up_in_time(client, answers):
@@ -237,6 +281,18 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+def test_so_many_as_a_machine_has_may_ask_while_the_server_stands_still():
+    with other_process() as (process, address):
+        process.send_signal(signal.SIGSTOP)
+        most = int(Path("/proc/sys/net/core/somaxconn").read_text())
+        clients = [LocalClient(address) for _ in range(min(most, 300))]
+        waiting = [client._connection() for client in clients]
+        process.send_signal(signal.SIGCONT)
+        assert ask(clients[0], "echo", 1) == 1
+        for connection in waiting:
+            connection.close()
 
 
 @contextlib.contextmanager
@@ -335,6 +391,43 @@ def test_a_forked_child_shares_no_connection_and_closes_none(client):
     assert ask(client, "echo", 2) == 2
 
 
+@pytest.mark.hostile
+def test_an_interrupt_at_any_moment_leaves_no_descriptor_and_no_answer_to_another_question(server):
+    clients = [LocalClient(server.address)]
+    numbers = itertools.count()
+
+    def some():
+        for number in itertools.islice(numbers, 2):
+            assert ask(clients[0], "echo", number) == number
+
+    some()
+    before = sockets()
+    for nth in press_everywhere(some, ("/local_socket.py",)):
+        some()
+        if nth % 2:
+            clients[0] = LocalClient(server.address)
+    clients[0].close()
+    gc.collect()
+    wait_until(lambda: sockets() < before)
+    assert nth > 20
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"\1\0", b"\xff" * 8 + b"much more", struct.pack("<Q", 0), struct.pack("<Q", 3) + b"xyz"],
+    ids=["nothing", "half a size", "a huge size", "an empty question", "no question"],
+)
+def test_who_says_what_makes_no_sense_holds_up_nobody_and_leaves_nothing(client, server, said):
+    before = sockets()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+        stranger.connect(f"\0{server.address.name}")
+        stranger.sendall(said)
+        assert ask(client, "echo", 1) == 1
+    client.close()
+    wait_until(lambda: sockets() <= before)
+
+
 def test_a_client_that_is_forgotten_leaves_no_descriptor(server):
     before = sockets()
     client = LocalClient(server.address)
@@ -377,3 +470,10 @@ def test_a_class_of_a_program_itself_is_handed_on(client):
             self.number = number
 
     assert ask(client, "echo", Ticket(7)).number == 7
+
+
+def test_a_class_of_no_module_is_handed_on(client):
+    class Ticket:
+        __module__ = None
+
+    assert type(ask(client, "echo", Ticket())).__name__ == "Ticket"

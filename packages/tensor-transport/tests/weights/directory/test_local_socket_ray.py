@@ -100,6 +100,23 @@ def test_who_tells_a_directory_that_stands_still_waits_for_no_answer_and_it_read
             assert time.monotonic() < until
 
 
+def test_what_fails_in_a_ticket_of_somebodys_own_store_is_no_loss_of_the_directory(directory):
+    class Ticket:
+        def __init__(self, path):
+            self.path = path
+
+        def __setstate__(self, state):
+            if os.getpid() != state["pid"]:
+                raise FileNotFoundError(state["path"])
+
+        def __getstate__(self):
+            return {"path": self.path, "pid": os.getpid()}
+
+    with pytest.raises(FileNotFoundError, match="no such memory"):
+        directory.ask(Record.hold, "receiver", Ticket("no such memory"))
+    assert directory.latest is None
+
+
 def test_who_waits_for_a_directory_that_is_killed_is_told(directory):
     raised, asked = [], threading.Event()
 

@@ -28,7 +28,7 @@ def dumps_plain(value: Any) -> bytes | None:
 def _pickler() -> Any:
     class Plain(ray_module().cloudpickle.CloudPickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
-            if type(obj).__module__.partition(".")[0] == "ray":
+            if str(type(obj).__module__).partition(".")[0] == "ray":
                 raise _HasRayError
             return super().reducer_override(obj)
 

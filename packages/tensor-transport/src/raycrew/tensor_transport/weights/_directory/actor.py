@@ -119,7 +119,7 @@ class ActorEdge:
             self._near = None
             if error.token:
                 kind, args = "parked", (error.token,)
-        except OSError:
+        except ConnectionError:
             self._session.check()  # With which the actor ends: that says more.
             raise
         return self._call(kind, args, timeout_s)
@@ -140,7 +140,7 @@ class ActorEdge:
 def _lost_if_silent() -> Iterator[None]:
     try:
         yield
-    except (OSError, ShardLostError, TransportClosedError, TransportTimeoutError) as error:
+    except (ConnectionError, ShardLostError, TransportClosedError, TransportTimeoutError) as error:
         raise DirectoryLostError(f"the directory of versions does not answer: {error}") from error
 
 

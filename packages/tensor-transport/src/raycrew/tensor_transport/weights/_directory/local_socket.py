@@ -68,7 +68,9 @@ class LocalServer:
                 listening.bind(f"\0{address.name}")
                 listening.listen()
                 self._address = address
-                self._server = await asyncio.start_unix_server(self._serve, sock=listening)
+                self._server = await asyncio.start_unix_server(
+                    self._serve, sock=listening, backlog=socket.SOMAXCONN
+                )
         return self._address
 
     def take_parked(self, token: str) -> Any:
@@ -84,7 +86,7 @@ class LocalServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError), contextlib.closing(writer):
-            if _peer(writer.get_extra_info("socket").fileno())[1] != os.geteuid():
+            if _peer(writer.get_extra_info("socket"))[1] != os.geteuid():
                 return
             while True:
                 (size,) = _SIZE.unpack(await reader.readexactly(_SIZE.size))
@@ -111,6 +113,7 @@ class LocalServer:
 def _raised(error: Exception) -> bytes:
     with contextlib.suppress(Exception):
         if (plain := _ray.dumps_plain((None, error))) is not None:
+            pickle.loads(plain)
             return plain
     return pickle.dumps((None, TransportError(repr(error))))
 
@@ -150,6 +153,7 @@ class LocalClient:
             found, error = pickle.loads(connection.ask(asked, timeout_s, check))
         except BaseException:  # An interrupt, say: then an answer may still come.
             connection.close()
+            _close_all(self._idle)  # A new connection is read after those that were not even taken yet.
             raise
         self._idle.append(connection)
         if error is not None:
@@ -172,7 +176,7 @@ class _Connection:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._socket.settimeout(_SLICE_S)
             self._socket.connect(f"\0{address.name}")
-            pid, user, _ = _peer(self._socket.fileno())
+            pid, user, _ = _peer(self._socket)
             if (pid, user) != (address.pid, os.geteuid()):
                 raise ConnectionRefusedError(f"process {pid} of user {user} has the server's address")
             self._file = os.fstat(self._socket.fileno())
@@ -221,17 +225,17 @@ class _Connection:
 
 
 def _close_all(connections: list[_Connection]) -> None:
-    while connections:
-        connections.pop().close()
+    with contextlib.suppress(IndexError):  # Threads may take some meanwhile.
+        while True:
+            connections.pop().close()
 
 
 def _late(timeout_s: float) -> TransportTimeoutError:
     return TransportTimeoutError(f"nothing was answered within {timeout_s:g} s")
 
 
-def _peer(descriptor: int) -> tuple[int, int, int]:
+def _peer(connection: socket.socket) -> tuple[int, int, int]:
     """Process, user and group of the other side."""
-    with socket.socket(fileno=os.dup(descriptor)) as connection:
-        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, user, group = _CREDENTIALS.unpack(raw)
     return pid, user, group
