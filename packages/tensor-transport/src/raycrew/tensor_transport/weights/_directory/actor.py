@@ -19,6 +19,7 @@ from raycrew.tensor_transport.weights._directory.local_socket import (
     ElsewhereError,
     LocalClient,
     LocalServer,
+    is_awaited,
 )
 from raycrew.tensor_transport.weights._directory.record import Record
 
@@ -64,6 +65,8 @@ class DirectoryActor:
         while found is None and (now := time.monotonic()) < deadline:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), seconds_left(now, deadline, self._record))
+            if not is_awaited.get()():  # Nothing begins for who is gone, and no publisher waits for it.
+                break
             found = getattr(self._record, method)(time.monotonic(), *args)
             if found is not None:
                 self._tell()

@@ -14,6 +14,7 @@ import sys
 import time
 import weakref
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from raycrew.tensor_transport import _ray
@@ -23,6 +24,9 @@ _SIZE = struct.Struct("<Q")
 _CREDENTIALS = struct.Struct("3i")  # process, user and group, as the kernel knows them
 _SLICE_S = 1.0
 _PARKED_S = 60.0
+
+is_awaited: ContextVar[Callable[[], bool]] = ContextVar("is_awaited", default=lambda: True)
+"""Tells, in what answers, whether whoever asked is still there, as far as is known."""
 
 Answer = Callable[[str, tuple[Any, ...]], Awaitable[Any]]
 
@@ -88,6 +92,7 @@ class LocalServer:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError), contextlib.closing(writer):
             if _peer(writer.get_extra_info("socket"))[1] != os.geteuid():
                 return
+            is_awaited.set(lambda: not reader.at_eof())
             while True:
                 (size,) = _SIZE.unpack(await reader.readexactly(_SIZE.size))
                 answer = await self._answer_to(await reader.readexactly(size))
