@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from raycrew.tensor_transport import _ray
+from raycrew.tensor_transport._ray import nodes
 from raycrew.tensor_transport.errors import DirectoryLostError
 from raycrew.tensor_transport.transports import SharedMemoryTransport
 from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher, WeightReceiver
@@ -115,6 +116,27 @@ def test_what_fails_in_a_ticket_of_somebodys_own_store_is_no_loss_of_the_directo
     with pytest.raises(FileNotFoundError, match="no such memory"):
         directory.ask(Record.hold, "receiver", Ticket("no such memory"))
     assert directory.latest is None
+
+
+@pytest.mark.hostile
+def test_no_publisher_waits_for_who_was_interrupted_while_it_asked_through_ray(ray_cluster, monkeypatch):
+    asked = []
+
+    def press(ref, *_):
+        asked.append(ref)
+        raise KeyboardInterrupt
+
+    with WeightDirectory.start(lease_s=3600.0) as directory, SharedMemoryTransport() as store:
+        edge = type(directory._edge)(directory._edge._actor)
+        edge._is_found = True
+        with monkeypatch.context() as pressing, pytest.raises(KeyboardInterrupt):
+            pressing.setattr(nodes, "get_small", press)
+            WeightDirectory(edge).wait(Record.offer, TIMEOUT_S, 1, frozenset(), "receiver", "", "node")
+        with pytest.raises(ray.exceptions.TaskCancelledError):
+            ray.get(asked, timeout=TIMEOUT_S)
+        with WeightPublisher(store, directory=directory, bucket_bytes=256, timeout_s=1.0) as publisher:
+            for version in range(1, 4):
+                assert publisher.publish({name: torch.ones(64) for name in "abc"}).version == version
 
 
 def test_who_waits_for_a_directory_that_is_killed_is_told(directory):

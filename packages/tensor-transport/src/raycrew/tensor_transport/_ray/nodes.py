@@ -1,5 +1,6 @@
 """Which nodes there are and which this process is on, and calls of processes on them."""
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable
@@ -174,11 +175,16 @@ def call_actor(session: Session, method: Any, args: tuple[Any, ...], timeout_s: 
         TransportTimeoutError: It does not answer within `timeout_s`.
     """
     ray = ray_module()
+    asked = send(session, method, *args)
     try:
-        return get_small(send(session, method, *args), timeout_s, session)
+        return get_small(asked, timeout_s, session)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, TransportError | ValueError):
             raise error.cause from None
+        raise
+    except KeyboardInterrupt:  # Nothing is to begin later for who is gone.
+        with contextlib.suppress(TransportError), session.while_connected():
+            ray.cancel(asked)
         raise
 
 
