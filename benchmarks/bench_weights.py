@@ -11,7 +11,7 @@ import torch
 
 from harness import Figure, figure, ratio, seconds
 from own_ray import own_ray
-from raycrew.tensor_transport import WeightPublisher, WeightReceiver, sync_weights
+from raycrew.tensor_transport import WeightDirectory, WeightPublisher, WeightReceiver, sync_weights
 from raycrew.tensor_transport.testing import InProcessByteStore
 
 MIB = 1 << 20
@@ -148,6 +148,36 @@ def between_actors(quick: bool) -> list[Figure]:
     return figures
 
 
+def answers(quick: bool) -> list[Figure]:
+    """What is asked of a directory of this machine goes over a socket, in place of through Ray."""
+    count = 20 if quick else 200
+    with WeightDirectory.start() as directory:
+        actor = directory._edge._actor  # type: ignore[attr-defined]  # noqa: SLF001
+
+        def over_a_socket() -> None:
+            for _ in range(count):
+                directory.latest  # noqa: B018
+
+        def through_ray() -> None:
+            for _ in range(count):
+                ray.get(actor.ask.remote("newest", ()))
+
+        for ask in (over_a_socket, through_ray):
+            ask()
+        return [
+            ratio(
+                "an answer of a directory on this machine: speed over a call of its actor",
+                lambda: seconds(over_a_socket),
+                lambda: seconds(through_ray),
+                baseline="the same question as a call of the actor that has the directory",
+                goal=5.0,
+                better="higher",
+                repeat=3 if quick else 9,
+                invert=True,
+            )
+        ]
+
+
 def in_process(quick: bool) -> list[Figure]:
     """What packing, checksums and unpacking cost beside the copies that there are anyway."""
     weights = model((32 if quick else 128) * MIB)
@@ -182,4 +212,4 @@ def run(quick: bool) -> list[Figure]:
     torch.set_num_threads(1)
     figures = in_process(quick)
     with own_ray(512 if quick else 4096):
-        return figures + between_actors(quick)
+        return figures + between_actors(quick) + answers(quick)
