@@ -325,11 +325,12 @@ def test_who_took_the_address_of_a_server_that_ended_is_not_asked(answers):
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as squatter:
         squatter.bind("\0raycrew-taken")
         squatter.listen()
-        with pytest.raises(ElsewhereError):
+        with pytest.raises(ElsewhereError) as raised:
             ask(LocalClient(Address("raycrew-taken", os.getpid() + 1)), "echo", 1)
         connection, _ = squatter.accept()
         with connection:
-            assert connection.recv(1) == b""
+            connection.settimeout(TIMEOUT_S)
+            assert connection.recv(1) == b"", f"it is held open by {raised}"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

@@ -116,7 +116,7 @@ class LocalServer:
 
 
 def _raised(error: Exception) -> bytes:
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # Its own class can't be handed on: what it says is.
         if (plain := _ray.dumps_plain((None, error))) is not None:
             pickle.loads(plain)
             return plain
@@ -177,16 +177,18 @@ class _Connection:
     """A connection to a server, over which one thread at a time asks."""
 
     def __init__(self, address: Address) -> None:
-        try:
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._socket.settimeout(_SLICE_S)
-            self._socket.connect(f"\0{address.name}")
-            pid, user, _ = _peer(self._socket)
-            if (pid, user) != (address.pid, os.geteuid()):
-                raise ConnectionRefusedError(f"process {pid} of user {user} has the server's address")
-            self._file = os.fstat(self._socket.fileno())
-        except OSError as error:
-            raise ElsewhereError from error
+        with contextlib.ExitStack() as unless_made:
+            try:
+                self._socket = unless_made.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                self._socket.settimeout(_SLICE_S)
+                self._socket.connect(f"\0{address.name}")
+                pid, user, _ = _peer(self._socket)
+                if (pid, user) != (address.pid, os.geteuid()):
+                    raise ConnectionRefusedError(f"process {pid} of user {user} has the server's address")
+                self._file = os.fstat(self._socket.fileno())
+            except OSError as error:
+                raise ElsewhereError from error
+            unless_made.pop_all()
 
     def is_ours(self) -> bool:
         """Whether its descriptor still is that of the connection; else it is somebody else's by now."""
