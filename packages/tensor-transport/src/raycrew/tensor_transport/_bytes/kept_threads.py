@@ -1,5 +1,7 @@
 """Threads that stay for a moment after their work: to start one takes as long as a copy of megabytes."""
 
+import contextlib
+import ctypes
 import itertools
 import os
 import threading
@@ -23,19 +25,35 @@ def processors() -> Processors:
     return frozenset(range(os.cpu_count() or 1))
 
 
-def run_beside(work: Callable[[], _T]) -> Future[_T]:
-    """What another thread makes of some work, on the processors of this one: soon or late.
+def apart(count: int) -> list[Processors]:
+    """Where so many threads should run that help this one.
+
+    A scheduler may leave two threads on one processor for a long time while another one does nothing. So
+    where these and this one are as many as there are processors, each of them has one that is not this
+    one's at the moment; where there are more processors, one may be busy with something else.
+    """
+    mine = processors()
+    others = sorted(mine - {_this_processor()})
+    return [frozenset({other}) for other in others] if len(others) == count else [mine] * count
+
+
+def run_beside(work: Callable[[], _T], where: Processors | None = None) -> Future[_T]:
+    """What another thread makes of some work, soon or late.
 
     Whoever can do without cancels it first. The interpreter's end waits for none.
+
+    Args:
+        work: What is to be done.
+        where: On which processors, as long as they are there to be had; on those of this thread unless given.
 
     Raises:
         RuntimeError: There are no more threads to be had.
     """
-    mine = processors()
+    where = where or processors()
     try:
-        thread = _idle[mine].pop()
+        thread = _idle[where].pop()
     except IndexError:
-        thread = _Kept(mine)
+        thread = _Kept(where)
         thread.start()
     future: Future[_T] = Future()
     thread.todo.put((future, work))
@@ -67,6 +85,9 @@ class _Kept(threading.Thread):
 
     def run(self) -> None:
         """Do one thing after another."""
+        if self._processors != processors():  # Those of whoever started it.
+            with contextlib.suppress(OSError):  # They may have been taken away from this process.
+                os.sched_setaffinity(0, self._processors)
         while self._do_next():
             pass
 
@@ -97,6 +118,12 @@ class _Kept(threading.Thread):
             future.set_result(made)
 
 
+def _this_processor() -> int:
+    """The one that this thread is on at this moment; -1 where threads can't be told where to run."""
+    return -1 if _sched_getcpu is None or not hasattr(os, "sched_setaffinity") else int(_sched_getcpu())
+
+
+_sched_getcpu = getattr(ctypes.PyDLL(None), "sched_getcpu", None)
 _numbers = itertools.count()
 _idle: defaultdict[Processors, list[_Kept]] = defaultdict(list)
 os.register_at_fork(after_in_child=_idle.clear)

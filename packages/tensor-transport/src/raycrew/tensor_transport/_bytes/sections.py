@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Generic, TypeVar
 
-from raycrew.tensor_transport._bytes.kept_threads import processors, run_beside
+from raycrew.tensor_transport._bytes.kept_threads import apart, processors, run_beside
 
 _THREADS = 4
 _PARALLEL_BYTES = 8 << 20  # From here on work is worth the start of threads.
@@ -46,7 +46,8 @@ class Shared(Generic[_T]):
         """Have helpers begin."""
         # On a busy machine helpers come late: whoever has a processor takes the next section.
         with contextlib.suppress(RuntimeError):  # There may be no more threads to be had.
-            self._helping.extend(run_beside(self._work_on_what_is_left) for _ in range(self._helpers))
+            for where in apart(self._helpers):
+                self._helping.append(run_beside(self._work_on_what_is_left, where))
 
     def finish(self) -> None:
         """Do what is left of it, and raise what a part raised; none is under way any more."""
