@@ -1,12 +1,13 @@
 """Threads that help run on other processors than the one that they help, where all processors are needed."""
 
+import contextlib
 import os
 import threading
 
 import pytest
 
 from raycrew.tensor_transport._bytes import in_sections, kept_threads
-from raycrew.tensor_transport._bytes.kept_threads import apart, run_beside
+from raycrew.tensor_transport._bytes.kept_threads import Crew, apart, run_beside
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity"), reason="threads can't be told where to run on this system"
@@ -62,16 +63,80 @@ def test_who_helps_stays_on_one_processor_and_who_is_helped_does_not(two_process
     assert len(helpers) == 1 and helpers < two_processors
 
 
+@pytest.fixture
+def crew():
+    with contextlib.closing(Crew()) as crew:
+        yield crew
+
+
+def made_by(crew, work, count=1):
+    crew.run_beside(work, count, futures := [])
+    return [future.result(60) for future in futures]
+
+
 @pytest.mark.hostile
-def test_processors_that_are_not_to_be_had_do_no_harm():
-    found = run_beside(lambda: os.sched_getaffinity(0), frozenset({1 << 12})).result(60)
-    assert found == os.sched_getaffinity(0)
+def test_processors_that_are_not_to_be_had_do_no_harm(crew, monkeypatch):
+    monkeypatch.setattr(kept_threads, "apart", lambda count: [frozenset({1 << 12})] * count)
+    assert made_by(crew, lambda: os.sched_getaffinity(0)) == [os.sched_getaffinity(0)]
 
 
-def test_a_thread_stays_where_it_is_for_who_asks_for_the_same_processors(two_processors, monkeypatch):
+def test_a_thread_stays_where_it_is_for_the_next_crew(two_processors, monkeypatch):
     monkeypatch.setattr(kept_threads, "_KEPT_S", 60.0)
-    one, other = (frozenset({number}) for number in sorted(two_processors))
-    first = run_beside(threading.current_thread, one).result(60)
-    assert run_beside(threading.current_thread, one).result(60) is first
-    assert run_beside(threading.current_thread, other).result(60) is not first
-    assert run_beside(lambda: os.sched_getaffinity(0), one).result(60) == one
+    found = {}
+    for number in [*two_processors, *two_processors]:
+        monkeypatch.setattr(kept_threads, "_this_processor", lambda here=number: here)
+        with contextlib.closing(Crew()) as crew:
+            ((thread, where),) = made_by(crew, lambda: (threading.current_thread(), os.sched_getaffinity(0)))
+        assert where == two_processors - {number}
+        assert found.setdefault(number, thread) is thread
+    assert len(set(found.values())) == 2
+
+
+def test_a_crew_does_one_thing_after_another_and_its_threads_are_nobody_elses_meanwhile(crew, monkeypatch):
+    monkeypatch.setattr(kept_threads, "_KEPT_S", 60.0)
+    may_end, done, futures = threading.Event(), [], []
+    crew.run_beside(lambda: may_end.wait(60), 2, futures)
+    crew.run_beside(lambda: done.append(threading.current_thread()), 2, futures)
+    with contextlib.closing(Crew()) as other:
+        (another,) = made_by(other, threading.current_thread)
+    assert not done
+    may_end.set()
+    for future in futures:
+        future.result(60)
+    assert len({another, *done}) == 3
+
+
+@pytest.mark.hostile
+def test_a_thread_that_is_late_is_there_for_one_only_once_its_crew_is_closed(monkeypatch):
+    monkeypatch.setattr(kept_threads, "_KEPT_S", 60.0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {(1 << 13) + 1})
+    may_end, futures, together = threading.Event(), [], threading.Barrier(2)
+    with contextlib.closing(Crew()) as crew:
+        crew.run_beside(lambda: may_end.wait(60), 1, futures)
+        crew.run_beside(pytest.fail, 1, futures)
+        assert futures[1].cancel()
+        may_end.set()
+        futures[0].result(60)
+    for _ in range(3):
+        for work in [run_beside(lambda: together.wait(60)) for _ in range(2)]:
+            work.result(60)
+
+
+def test_a_thread_that_had_nothing_to_do_for_long_stays_as_long_as_its_crew(crew, monkeypatch):
+    monkeypatch.setattr(kept_threads, "_KEPT_S", 0.01)
+    (thread,) = made_by(crew, threading.current_thread)
+    thread.join(0.1)
+    assert made_by(crew, threading.current_thread) == [thread]
+    crew.close()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+@pytest.mark.hostile
+def test_a_crew_without_threads_is_one_of_none(crew, monkeypatch):
+    def no_thread(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(kept_threads._Kept, "start", no_thread)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1 << 13})
+    assert made_by(crew, threading.current_thread, 3) == []

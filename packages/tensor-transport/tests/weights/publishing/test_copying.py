@@ -1,5 +1,6 @@
 """Copying into a bucket: by several threads, and folded block by block, as what is there in the end."""
 
+import contextlib
 import threading
 from functools import partial
 from itertools import count
@@ -11,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import Model, assert_same
 
-from raycrew.tensor_transport._bytes import FOLD_BYTES, SECTION_BYTES, fold_in_sections
+from raycrew.tensor_transport._bytes import FOLD_BYTES, SECTION_BYTES, Crew, fold_in_sections
 from raycrew.tensor_transport.errors import SourceChangedError
 from raycrew.tensor_transport.transports import SharedMemoryTransport
-from raycrew.tensor_transport.weights import WeightPublisher, WeightReceiver
+from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher, WeightReceiver
 from raycrew.tensor_transport.weights._publishing import copying, publisher
 from raycrew.tensor_transport.weights._publishing.copying import Copying, Filling
 from raycrew.tensor_transport.weights._publishing.glimpses import fold
@@ -37,9 +38,10 @@ def laid_out(tensors):
 
 def check_copied(tensors, summed):
     bucket, copies, heard = laid_out(tensors)
-    filling = Filling(bucket.numpy(), copies, summed=summed)
-    filling.begin()
-    filling.copy()
+    with contextlib.closing(Crew()) as crew:
+        filling = Filling(bucket.numpy(), copies, crew, summed=summed)
+        filling.begin()
+        filling.copy()
     found = filling.finish()
     assert found == (fold_in_sections(bucket) if summed else None)
     for number, (tensor, each) in enumerate(zip(tensors, copies, strict=True)):
@@ -157,3 +159,27 @@ def test_a_thread_that_goes_on_writing_is_seen():
     finally:
         stop.set()
         trainer.join()
+
+
+@pytest.mark.parametrize("directory", [None, WeightDirectory.local])
+def test_helpers_go_on_to_the_next_bucket_before_the_last_one_is_full(directory, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(2))
+    held = {name: torch.full((SECTION_BYTES // 2,), ord(name), dtype=torch.int32) for name in "abc"}
+    work, mine = copying.fold_bytes, threading.get_ident()
+    took_part, went_on = threading.Event(), threading.Event()
+
+    def noted(raw):
+        if threading.get_ident() == mine and raw[0] == ord("a"):
+            took_part.set()
+            assert went_on.wait(60)
+        elif raw[0] == ord("a"):
+            assert took_part.wait(60)
+        elif threading.get_ident() != mine and raw[0] == ord("b"):
+            went_on.set()
+        return work(raw)
+
+    monkeypatch.setattr(copying, "fold_bytes", noted)
+    options = {"directory": directory and directory(), "bucket_bytes": held["a"].nbytes}
+    with SharedMemoryTransport() as store, WeightPublisher(store, **options) as publishing:
+        publishing.publish(held)
+    assert took_part.is_set() and went_on.is_set()
