@@ -1,6 +1,7 @@
 """The engine of the vLLM generator: nobody else imports vLLM."""
 
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
@@ -99,6 +100,7 @@ class VllmEngine(Engine):
             store=source.store,
             expected=self.weights,
             name=source.name,
+            between_steps=within if self.options.packs_ahead and current_platform.is_cpu() else None,
         )
         return _InThread(weights, within)
 
@@ -180,12 +182,15 @@ class VllmEngine(Engine):
 
 
 class _InThread:
-    """Has the engine's thread change its weights; what only fetches or asks is done where it is called."""
+    """Has the engine's thread change its weights; what only fetches or asks is done where it is called.
+
+    One call after another: to prepare a version may wait for the engine's thread, which so waits for none.
+    """
 
     def __init__(self, weights: VllmWeights, within: Within) -> None:
         self._weights, self._within = weights, within
-        self.require, self.prepare = weights.require, weights.prepare_weights
-        self.close = weights.close
+        self._turn = threading.Lock()
+        self.require, self.close = weights.require, weights.close
 
     @property
     def version(self) -> int | None:
@@ -195,11 +200,17 @@ class _InThread:
     def intact(self) -> bool:
         return self._weights.intact
 
+    def prepare(self, version: int) -> WeightReceipt:
+        with self._turn:
+            return self._weights.prepare_weights(version)
+
     def apply(self, update: int | WeightUpdate) -> WeightReceipt:
-        return self._within(self._weights.apply_weights, update)
+        with self._turn:
+            return self._within(self._weights.apply_weights, update)
 
     def pull(self, *, missing_ok: bool) -> WeightReceipt | None:
-        return self._within(partial(self._weights.pull, missing_ok=missing_ok))
+        with self._turn:
+            return self._within(partial(self._weights.pull, missing_ok=missing_ok))
 
 
 def _sockets_of(executor: Any) -> list[zmq.Socket[Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 from raycrew.tensor_transport.errors import LoadRefusedError, TransportError, WeightUpdateError
 from raycrew.tensor_transport.integrations.vllm._engines import engine_of
 from raycrew.tensor_transport.integrations.vllm._outcomes import Mailbox, Outcome
-from raycrew.tensor_transport.integrations.vllm._staging import Named, OwnProcess, SharedMemory, Stage
+from raycrew.tensor_transport.integrations.vllm._staging import Named, OwnProcess, SharedMemory, Stage, Told
 
 
 class EngineLoadError(WeightUpdateError):
@@ -48,8 +48,7 @@ class EngineLoader:
         self._serials = itertools.count(1)
         with contextlib.ExitStack() as undo:
             undo.callback(self._mailbox.close)
-            self.engine.initialise({"folder": self._mailbox.folder})
-            in_process = [one.pid for one in self._heard(0)] == [os.getpid()]
+            in_process = [one.pid for one in self._tell()] == [os.getpid()]
             self._stage: Stage = OwnProcess() if in_process else SharedMemory()
             undo.pop_all()
 
@@ -76,16 +75,32 @@ class EngineLoader:
                 told = lent.enter_context(self._stage.lend(weights))
             except TransportError as error:
                 raise LoadRefusedError(f"the engine's workers can't be given the weights: {error}") from error
-            yield lambda: self._load({"serial": next(self._serials), "told": told})
+            yield lambda: self._update(told)
+
+    def ahead(self) -> "Ahead":
+        """What makes a version ready in the workers, beside the one that they compute with."""
+        return Ahead(self._stage, self._tell, self._update)
 
     def close(self) -> None:
         """Give back what is held; idempotent."""
         self._stage.close()
         self._mailbox.close()
 
-    def _load(self, info: dict[str, object]) -> None:
-        self.engine.update(info)
-        outcomes = self._heard(int(str(info["serial"])))
+    def _update(self, told: Told | None = None) -> None:
+        """Load tensors; those that were made ready unless others are given."""
+        serial = next(self._serials)
+        self.engine.update({"serial": serial, "told": told or {}})
+        self._checked(self._heard(serial))
+
+    def _tell(self, told: Told | None = None, *, begins: bool = False, ends: bool = False) -> list[Outcome]:
+        """Have tensors made ready; without any, forget those that are."""
+        serial = next(self._serials)
+        info = {"folder": self._mailbox.folder, "serial": serial, "told": told or {}}
+        self.engine.tell(info | {"begins": begins, "ends": ends})
+        return self._checked(self._heard(serial))
+
+    @staticmethod
+    def _checked(outcomes: list[Outcome]) -> list[Outcome]:
         if failed := [one for one in outcomes if one.error is not None]:
             error = EngineLoadError(
                 f"{len(failed)} of {len(outcomes)} workers of the engine could not load the weights: rank "
@@ -93,6 +108,7 @@ class EngineLoader:
             )
             error.ranks = tuple(one.rank for one in failed)
             raise error
+        return outcomes
 
     def _heard(self, serial: int) -> list[Outcome]:
         """What all workers say."""
@@ -104,3 +120,73 @@ class EngineLoader:
             f"{len(outcomes)} of {members or 'all'} workers of the engine answer: they have to be on this "
             "node, and the engine's back end weight_transfer_config=WeightTransferConfig(backend='raycrew')"
         )
+
+
+class Ahead:
+    """A version on its way into all workers, beside the one that they compute with.
+
+    Args:
+        stage: Has tensors at hand for them.
+        tell: Says where, which are the first and which the last; without any, that they are not wanted.
+        update: Has workers compute with those that were made ready.
+    """
+
+    def __init__(self, stage: Stage, tell: Callable[..., object], update: Callable[[], object]) -> None:
+        self._stage, self._tell, self._update = stage, tell, update
+        self._lent = contextlib.ExitStack()
+        self._is_begun = False
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether workers hold some of it."""
+        return self._is_begun
+
+    def add(self, weights: Sequence[Named]) -> None:
+        """Make more of it ready; the engine must not make a step meanwhile, and may before and after.
+
+        Raises:
+            EngineLoadError: Workers can't; they have forgotten it.
+            LoadRefusedError: There is no room for them; likewise.
+        """
+        begins, self._is_begun = not self._is_begun, True
+        with self._dropped_if_it_fails():
+            try:
+                told = self._lent.enter_context(self._stage.lend(weights))
+            except TransportError as error:
+                raise LoadRefusedError(f"the engine's workers can't be given the weights: {error}") from error
+            self._tell(told, begins=begins)
+
+    def end(self) -> None:
+        """All of it was added; called as `add` is.
+
+        Raises:
+            EngineLoadError: The model needs more; the workers have forgotten it.
+        """
+        with self._dropped_if_it_fails():
+            self._tell(ends=True)
+
+    def exchange(self) -> None:
+        """Have the engine compute with it: no step of it is under way, and all of it was added.
+
+        Raises:
+            EngineLoadError: Some workers failed, and all hold a mixture.
+        """
+        self._is_begun = False
+        with self._lent:
+            self._update()
+
+    def drop(self) -> None:
+        """Forget it; idempotent."""
+        self._lent.close()
+        if self._is_begun:
+            self._is_begun = False
+            with contextlib.suppress(Exception):  # Workers that are gone have forgotten it.
+                self._tell()
+
+    @contextlib.contextmanager
+    def _dropped_if_it_fails(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.drop()
+            raise

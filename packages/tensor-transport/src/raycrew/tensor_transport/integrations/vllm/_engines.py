@@ -15,8 +15,8 @@ _MODES: dict[Requests, str] = {"continue": "keep", "finish": "wait", "abort": "a
 class Engine(Protocol):
     """An engine whose weights change."""
 
-    def initialise(self, info: dict[str, Any]) -> None:
-        """Have each worker hear of something, once."""
+    def tell(self, info: dict[str, Any]) -> None:
+        """Have each worker hear of something, between two steps."""
         ...
 
     def update(self, info: dict[str, Any]) -> None:
@@ -61,7 +61,7 @@ class OfflineEngine:
         self._stays_paused = False
         self.finished: list[Any] = []
 
-    def initialise(self, info: dict[str, Any]) -> None:
+    def tell(self, info: dict[str, Any]) -> None:
         """See `Engine`."""
         self._llm.init_weight_transfer_engine({"init_info": info})
 
@@ -119,7 +119,7 @@ class OnlineEngine:
         self._engine, self._loop = engine, loop
         self._stays_paused = False
 
-    def initialise(self, info: dict[str, Any]) -> None:
+    def tell(self, info: dict[str, Any]) -> None:
         """See `Engine`."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 

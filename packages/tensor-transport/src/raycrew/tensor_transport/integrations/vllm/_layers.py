@@ -1,24 +1,29 @@
-"""Plain layers on a CPU, loaded by way of memory that is there already.
+"""Plain layers on a CPU, loaded by way of memory that is there already; what loads them is noted.
 
 vLLM makes room for the weights of a layer, copies them there, packs them, and gives the room up, one layer
 after another: through memory that no cache has. Not in several threads: what packs them is one for a process.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+from vllm.platforms import current_platform
 
 _PLAIN = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
+_NORMS = (RMSNorm, GemmaRMSNorm)
+_ALIGNMENT = 64
 
 
 @contextlib.contextmanager
-def loading_plain_layers(model: torch.nn.Module) -> Iterator[None]:
+def loading_plain_layers(model: torch.nn.Module) -> Iterator[list["PlainLayer"]]:
     """Have plain layers only note what they are given, and load it when the context ends without an error.
 
     Within it vLLM's loaders take a model's weights; each layer loads with its own loaders, as it would have.
@@ -26,9 +31,9 @@ def loading_plain_layers(model: torch.nn.Module) -> Iterator[None]:
     Raises:
         Exception: What a layer's loader raises; then others may not have been loaded.
     """
-    layers = [_Layer(module) for module in model.modules() if _is_plain(module)]
+    layers = [PlainLayer(module) for module in model.modules() if _is_plain(module)]
     try:
-        yield
+        yield layers
     finally:
         for layer in layers:
             layer.end_noting()
@@ -40,29 +45,48 @@ def loading_plain_layers(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _is_plain(module: torch.nn.Module) -> bool:
-    if type(getattr(module, "quant_method", None)) not in _PLAIN:
+    if type(module) not in _NORMS and type(getattr(module, "quant_method", None)) not in _PLAIN:
+        return False
+    if current_platform.is_zen_cpu():  # There a layer may compute with the very memory that it was loaded by.
         return False
     info = get_layerwise_info(module)
     return bool(info.can_load()) and info.restore_device.type == "cpu"
 
 
-class _Layer:
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of one of a layer's loaders."""
+
+    loader: Callable[..., object]
+    args: tuple[Any, ...]
+    options: Mapping[str, Any]
+
+    def __call__(self) -> None:
+        """Load."""
+        self.loader(*self.args, **self.options)
+
+
+class PlainLayer:
     """A layer that notes what it is given.
 
     Attributes:
+        module: vLLM's.
+        parameters: As they are loaded: those that have no memory yet, and those that it computes with.
+        kept: All that it computes with.
         calls: Of its loaders.
         room_size: Bytes of its parameters that it has no memory for, as it computes with others that it
             makes of them.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self.calls: list[Callable[[], object]] = []
-        self._module = module
+        self.module = module
+        self.parameters = dict(module.named_parameters(recurse=False))
+        self.calls: list[Call] = []
         self._loaders: list[tuple[Any, Any]] = []
-        self._kept = get_layerwise_info(module).kernel_tensors[0]
+        self.kept = get_layerwise_info(module).kernel_tensors[0]
         fresh = [one for name, one in self._without_memory() if not self._is_kept(name, one)]
-        self.room_size = sum(one.nbytes for one in fresh)
-        tensors: list[Any] = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        self.room_size = room_for(fresh)
+        tensors: list[Any] = [*self.parameters.values(), *module.buffers(recurse=False)]
         for tensor in tensors:
             if (loader := getattr(tensor, "weight_loader", None)) is not None:
                 self._loaders.append((tensor, loader))
@@ -77,31 +101,45 @@ class _Layer:
         """Load what was noted: into what it computes with if that has the same form, or by way of a room."""
         for name, parameter in self._without_memory():
             if self._is_kept(name, parameter):
-                data = self._kept[name].data
+                data = self.kept[name].data
             else:
-                flat, room = room[: parameter.nbytes], room[parameter.nbytes :]
-                data = flat.view(parameter.dtype).view(parameter.shape)
-            setattr(self._module, name, _like(parameter, data))
+                data, room = carved(room, parameter)
+            setattr(self.module, name, like(parameter, data))
         for call in self.calls:
             call()
 
     def _note(self, loader: Callable[..., object], *args: Any, **options: Any) -> None:
-        self.calls.append(partial(loader, *args, **options))
+        self.calls.append(Call(loader, args, options))
 
     def _without_memory(self) -> list[tuple[str, torch.Tensor]]:
-        named = self._module.named_parameters(recurse=False)
-        return [(name, one) for name, one in named if one.is_meta and one.is_contiguous()]
+        return [(name, one) for name, one in self.parameters.items() if one.is_meta and one.is_contiguous()]
 
     def _is_kept(self, name: str, parameter: torch.Tensor) -> bool:
-        kept = self._kept.get(name)
-        return kept is not None and _form(kept) == _form(parameter)
+        kept = self.kept.get(name)
+        return kept is not None and form_of(kept) == form_of(parameter)
 
 
-def _form(tensor: torch.Tensor) -> tuple[object, ...]:
+def form_of(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Tensors of one form can have each other's elements in place of their own."""
     return tensor.dtype, tensor.shape, tensor.stride()
 
 
-def _like(parameter: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+def room_for(parameters: Iterable[torch.Tensor]) -> int:
+    """Bytes of a room from which these parameters are carved."""
+    return sum(_aligned(one.nbytes) for one in parameters)
+
+
+def carved(room: torch.Tensor, parameter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory for a contiguous parameter at the start of a room (uint8), and what is left of that."""
+    data, left = room[: parameter.nbytes], room[_aligned(parameter.nbytes) :]
+    return data.view(parameter.dtype).view(parameter.shape), left
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def like(parameter: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
     """A parameter with other memory, as vLLM makes one of what it knows of it."""
     data.__class__ = type(parameter)
     data.__dict__ = vars(parameter).copy()

@@ -1,6 +1,6 @@
 """What a worker does with the weights of an update: into the layers of vLLM, whole or said not to be."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from raycrew.tensor_transport.errors import WeightUpdateError
+from raycrew.tensor_transport.integrations.vllm._ahead import Plan, Taken, plan_of
 from raycrew.tensor_transport.integrations.vllm._layers import loading_plain_layers
 
 _HEAD = "lm_head.weight"
@@ -24,7 +25,9 @@ def begin(model: torch.nn.Module) -> None:
     initialize_layerwise_reload(model)
 
 
-def load(model: torch.nn.Module, weights: Iterator[tuple[str, torch.Tensor]], *, is_tied: bool) -> None:
+def load(
+    model: torch.nn.Module, weights: Iterator[tuple[str, torch.Tensor]], *, is_tied: bool
+) -> Plan | None:
     """Load all of a model: each layer fuses and cuts what is its own.
 
     Args:
@@ -32,16 +35,21 @@ def load(model: torch.nn.Module, weights: Iterator[tuple[str, torch.Tensor]], *,
         weights: (name, tensor), as a checkpoint has them.
         is_tied: Whether the output layer has the weights of the embeddings.
 
+    Returns:
+        How its layers can be loaded with others ahead of an update; None where they can't.
+
     Raises:
         WeightUpdateError: Some parameters got nothing, or a part of what they need.
         Exception: What vLLM raises for names that it does not know, and shapes that do not fit.
     """
-    with loading_plain_layers(model):
-        model.load_weights(_with_head(weights) if is_tied else weights)  # type: ignore[operator]
+    taken = Taken(weights)
+    with loading_plain_layers(model) as layers:
+        model.load_weights(_with_head(taken) if is_tied else iter(taken))  # type: ignore[operator]
     if lacking := [name for name, module in model.named_modules() if _lacks(module)]:
         raise WeightUpdateError(
             f"the update brings not all weights of {lacking[:5]} ({len(lacking)} layers of vLLM's model)"
         )
+    return plan_of(model, layers, taken)
 
 
 def is_tied(model_config: Any) -> bool:
@@ -49,7 +57,7 @@ def is_tied(model_config: Any) -> bool:
     return bool(getattr(model_config.hf_text_config, "tie_word_embeddings", False))
 
 
-def _with_head(weights: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+def _with_head(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
     """Name what is tied twice: vLLM's output layer may compute with a copy of its own, packed for the CPU."""
     embeddings, has_head = None, False
     for name, tensor in weights:

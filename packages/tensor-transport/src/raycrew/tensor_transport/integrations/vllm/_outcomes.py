@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import tempfile
-import uuid
 import weakref
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -40,10 +39,8 @@ class Outcome:
 
 
 def tell(folder: str, outcome: Outcome) -> None:
-    """Say it, in place of what this rank said before."""
-    fresh = Path(folder, f".{outcome.rank}-{uuid.uuid4().hex}")
-    fresh.write_text(json.dumps(asdict(outcome)))
-    fresh.replace(Path(folder, f"{outcome.rank}.json"))
+    """Say it, in place of what this rank said before; it is read when all were asked."""
+    Path(folder, f"{outcome.rank}.json").write_text(json.dumps(asdict(outcome)))
 
 
 class Mailbox:
@@ -57,8 +54,17 @@ class Mailbox:
 
     def read(self, serial: int) -> list[Outcome]:
         """What ranks said of an update, by rank; those that said nothing are not among them."""
-        found = [Outcome(**json.loads(path.read_text())) for path in Path(self.folder).glob("*.json")]
-        return sorted((one for one in found if one.serial == serial), key=lambda one: one.rank)
+        found = [_parsed(path) for path in Path(self.folder).glob("*.json")]
+        said = [one for one in found if one is not None and one.serial == serial]
+        return sorted(said, key=lambda one: one.rank)
+
+
+def _parsed(path: Path) -> Outcome | None:
+    """What is in a file; None where who wrote it did not come to the end."""
+    try:
+        return Outcome(**json.loads(path.read_text()))
+    except ValueError:
+        return None
 
 
 def _remove(folder: str, pid: int) -> None:

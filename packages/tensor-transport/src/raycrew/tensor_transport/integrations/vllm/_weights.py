@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -10,13 +11,15 @@ import torch
 from raycrew.tensor_transport._bytes import Belonging
 from raycrew.tensor_transport.errors import LoadRefusedError, StaleWeightsError
 from raycrew.tensor_transport.integrations.vllm._checking import GreedyReference, compare_greedy
-from raycrew.tensor_transport.integrations.vllm._delivery import EngineLoader
+from raycrew.tensor_transport.integrations.vllm._delivery import Ahead, EngineLoader, EngineLoadError
 from raycrew.tensor_transport.integrations.vllm._engines import OfflineEngine, Requests
 from raycrew.tensor_transport.protocols import ByteStore
 from raycrew.tensor_transport.transports import PullTransport
 from raycrew.tensor_transport.weights import WeightDirectory, WeightReceipt, WeightReceiver, WeightUpdate
 
 _T = TypeVar("_T")
+_Load = Callable[[Iterator[tuple[str, torch.Tensor]]], object]
+_AHEAD_BYTES = 32 << 20  # A step of the engine may wait for as many to be packed, some milliseconds.
 
 
 class VllmWeights(Belonging):
@@ -44,6 +47,14 @@ class VllmWeights(Belonging):
         verify: Compare checksums.
         rollback: How the version before comes back: "shadow" keeps it, "refetch" fetches it again.
         name: What the directory calls this receiver.
+        between_steps: Have the workers of an engine on CPUs pack a version's weights beside those that they
+            compute with, as `prepare_weights` fetches them: the engine then pauses only for an exchange of the
+            two. It takes the memory of one more model in the workers. Called, in the thread that prepares, with
+            each piece of that work, which takes milliseconds; it has to run it, in any thread, while nobody
+            else calls the engine, and to return when that is done. For an `AsyncLLM`, which takes calls at any
+            time, and for an `LLM` of one thread, `operator.call` does. No thread that it runs work in may wait
+            for another method of this object meanwhile. Where the model has layers that can't be packed
+            ahead, all is loaded in the pause.
 
     Raises:
         TypeError: That is no engine, or its loop is missing.
@@ -64,12 +75,15 @@ class VllmWeights(Belonging):
         verify: bool = True,
         rollback: Literal["shadow", "refetch", "none"] = "shadow",
         name: str | None = None,
+        between_steps: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         if requests not in ("continue", "finish", "abort"):
             raise ValueError(f"requests must be 'continue', 'finish' or 'abort', got {requests!r}")
         self._raw, self._requests = engine, requests
         self._names: frozenset[str] = frozenset(expected or ())
         self._is_paused = self._is_stuck = False
+        self._between_steps = between_steps
+        self._ahead: Ahead | None = None
         self._loader = EngineLoader(engine, loop=loop)
         self._engine = self._loader.engine
         try:
@@ -83,6 +97,7 @@ class VllmWeights(Belonging):
                 rollback=rollback,
                 directory=directory,
                 name=name,
+                ahead=None if between_steps is None else self._go_ahead,
             )
         except BaseException:
             self._loader.close()
@@ -181,11 +196,17 @@ class VllmWeights(Belonging):
             return
         with self._lock:
             self._receiver.close()
+            self._drop_ahead()
             self._loader.close()
 
     def _change(self, change: Callable[[], _T]) -> _T:
         with self._lock, self._resuming():
-            return change()
+            try:
+                return change()
+            finally:
+                if self._ahead is not None:
+                    self._ahead.drop()
+                    self._ahead = None
 
     @contextlib.contextmanager
     def _resuming(self) -> Iterator[None]:
@@ -230,6 +251,42 @@ class VllmWeights(Belonging):
             load()
         self._names = frozenset(name for name, _ in weights)
 
+    def _go_ahead(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> _Load | None:
+        """What the receiver calls with what it fetches; what loads that then, None where it can't be so."""
+        self._drop_ahead()
+        ahead = self._ahead = self._loader.ahead()
+        try:
+            for some in _portions(tensors):
+                self._between(partial(ahead.add, some))
+            self._between(ahead.end)
+        except (EngineLoadError, LoadRefusedError):  # To load it tells what is wrong with it, if anything is.
+            return None
+        except BaseException:
+            self._drop_ahead()
+            raise
+        return partial(self._exchange, ahead)
+
+    def _exchange(self, ahead: Ahead, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+        """What the receiver loads with in place of `_load`: the same tensors."""
+        if ahead is not self._ahead:
+            return self._load(tensors)
+        weights = list(tensors)
+        self._check_whole(weights)
+        self._pause()
+        ahead.exchange()
+        self._ahead, self._names = None, frozenset(name for name, _ in weights)
+
+    def _drop_ahead(self) -> None:
+        """Have the workers forget a version that is not loaded after all."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.is_begun:
+            with contextlib.suppress(Exception):  # An engine that takes no more calls has ended.
+                self._between(ahead.drop)
+
+    def _between(self, work: Callable[[], None]) -> None:
+        if self._between_steps is not None:
+            self._between_steps(work)
+
     def _pause(self) -> None:
         if not self._is_paused:
             self._engine.pause(self._requests)
@@ -252,3 +309,15 @@ class VllmWeights(Belonging):
         (sample,) = answer.outputs
         tokens = list(sample.token_ids)
         return tokens, [at[token].logprob for at, token in zip(sample.logprobs, tokens, strict=True)]
+
+
+def _portions(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[list[tuple[str, torch.Tensor]]]:
+    """Tensors, some at a time."""
+    some: list[tuple[str, torch.Tensor]] = []
+    for name, tensor in tensors:
+        some.append((name, tensor))
+        if sum(one.nbytes for _, one in some) >= _AHEAD_BYTES:
+            yield some
+            some = []
+    if some:
+        yield some

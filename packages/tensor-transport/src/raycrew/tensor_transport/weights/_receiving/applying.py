@@ -22,7 +22,7 @@ from raycrew.tensor_transport.weights._directory import RecipientVersion, Record
 from raycrew.tensor_transport.weights._receiving.feeds import UpdateFeed
 from raycrew.tensor_transport.weights._receiving.fetching import Fetched, Fetcher, Heading, Stream
 from raycrew.tensor_transport.weights._receiving.held import Held
-from raycrew.tensor_transport.weights._receiving.loading import Load, Loading, load_whole
+from raycrew.tensor_transport.weights._receiving.loading import Ahead, Load, Loading, load_ahead, load_whole
 from raycrew.tensor_transport.weights._receiving.member import Member
 from raycrew.tensor_transport.weights._receiving.receipt import WeightReceipt
 from raycrew.tensor_transport.weights._receiving.rollback import (
@@ -50,12 +50,18 @@ _RETURN_S = 60.0
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A version that is fetched, and not loaded; whether what is held can be returned to at once."""
+    """A version that is fetched, and not loaded.
+
+    Attributes:
+        can_return: Whether what is held can be returned to at once.
+        load: What loads it, if something was made ready for that.
+    """
 
     heading: Heading
     fetched: list[Fetched]
     watch: Stopwatch
     can_return: bool
+    load: Load | None
 
 
 class Applier:
@@ -77,6 +83,7 @@ class Applier:
         verify: bool,
         rollback: RollbackKind,
         deltas: Rollback | None,
+        ahead: Ahead | None,
     ) -> None:
         kinds: dict[str, Callable[[], Rollback]] = {
             "none": NoRollback,
@@ -87,7 +94,7 @@ class Applier:
             raise ValueError(f"rollback must be one of {sorted(kinds)}, got {rollback!r}")
         if deltas is not None and (expected is not None or rollback != "none"):
             raise ValueError("deltas= goes without expected= and rollback=: the DeltaTarget does both")
-        self._load = load
+        self._load, self._ahead = load, ahead
         self._member = member
         self._expected: Schema | None = None if expected is None else schema_of(expected)
         self._twins = {} if expected is None else twins_of(expected)
@@ -127,7 +134,8 @@ class Applier:
                     self._member.hold(heading.version, self._store, is_known=False)
                 return WeightReceipt(heading.version, 0, 0.0, 0.0, self.held.version)
             self._check(heading)
-            loading = self._load_all(heading, stream, watch)
+            load = prepared.load if ready and prepared is not None else None
+            loading = self._load_all(heading, stream, watch, load or self._load)
         except BaseException as error:
             self._refuse(update, heading, error)
             raise
@@ -139,13 +147,21 @@ class Applier:
         self._prepared = None
         heading: Heading | None = None
         try:
-            heading, stream, watch = self._begin(version, timeout_s, whole=True)
-            if not (heading.is_vote and self._is_behind(heading)):  # It catches up when it may be loaded.
+            is_ahead = self._ahead is not None
+            heading, stream, watch = self._begin(version, timeout_s, whole=not is_ahead, eager=is_ahead)
+            is_behind = heading.is_vote and self._is_behind(heading)
+            if not is_behind:  # Else it catches up when it may be loaded.
                 self._check(heading)
-            fetched = list(stream)
+            load = None
+            if self._ahead is None or is_behind:
+                fetched = list(stream)
+            else:
+                loading = Loading(heading, self._expected, keep=True, twins=self._twins)
+                load = load_ahead(self._ahead, loading, stream, watch)
+                fetched = loading.fetched
             names = frozenset(entry.name for one in fetched for entry in one.parcel.entries)
             can_return = self.held.is_whole and self._rollback.is_at_hand(names)
-            self._prepared = _Prepared(heading, fetched, watch, can_return)
+            self._prepared = _Prepared(heading, fetched, watch, can_return, load)
         except BaseException as error:
             self._refuse(version, heading, error)
             raise
@@ -163,7 +179,7 @@ class Applier:
             abandon(self._store)
 
     def _begin(
-        self, update: WeightUpdate | int, timeout_s: float | None, *, whole: bool
+        self, update: WeightUpdate | int, timeout_s: float | None, *, whole: bool, eager: bool = False
     ) -> tuple[Heading, Stream, Stopwatch]:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         watch = Stopwatch()
@@ -176,7 +192,8 @@ class Applier:
             raise UpdateAbortedError(f"version {update} was not there in time: {error}") from error
         if heading.is_vote and heading.bases is not None and not self.held.is_whole:
             self._catch_up(max(heading.bases, default=None), deadline)
-        stream = Stream(feed, heading.version, self._fetcher, watch, deadline, whole=whole)
+        how = {"whole": whole, "eager": eager}
+        stream = Stream(feed, heading.version, self._fetcher, watch, deadline, **how)
         return heading, stream, watch
 
     def _is_behind(self, heading: Heading) -> bool:
@@ -219,7 +236,7 @@ class Applier:
         if self._expected is not None and heading.schema is not None:
             compare_schemas(self._expected, heading.schema, version, partial=heading.bases is not None)
 
-    def _load_all(self, heading: Heading, stream: Iterable[Fetched], watch: Stopwatch) -> Loading:
+    def _load_all(self, heading: Heading, stream: Iterable[Fetched], watch: Stopwatch, load: Load) -> Loading:
         loading = Loading(
             heading,
             self._expected,
@@ -231,7 +248,7 @@ class Applier:
             stream = list(stream)
         before = self.held
         try:
-            load_whole(self._load, loading, stream, watch)
+            load_whole(load, loading, stream, watch)
         except LoadRefusedError:
             self.held = before
             raise

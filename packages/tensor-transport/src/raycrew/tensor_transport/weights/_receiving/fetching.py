@@ -3,8 +3,9 @@
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Protocol
 
 import torch
@@ -167,7 +168,17 @@ class Fetcher:
 
 
 class Stream:
-    """One pass over a version's buckets; `whole` if none is used before all are there."""
+    """One pass over a version's buckets.
+
+    Args:
+        feed: Tells what there is.
+        version: Which one.
+        fetcher: Gets it.
+        watch: Measures how long it is waited for.
+        deadline: Of all of it.
+        whole: Whether no bucket is used before all are there.
+        eager: Whether all are fetched as soon as may be, however long each one is used.
+    """
 
     def __init__(
         self,
@@ -178,9 +189,10 @@ class Stream:
         deadline: float | None,
         *,
         whole: bool = False,
+        eager: bool = False,
     ) -> None:
         self.size_bytes = 0
-        self._whole = whole
+        self._whole, self._eager = whole, eager
         self._feed, self._version, self._fetcher = feed, version, fetcher
         self._watch = watch
         self._deadline = deadline
@@ -201,6 +213,14 @@ class Stream:
                     found = self._awaited(self._next)
                     continue
                 pool = pool or ThreadPoolExecutor(1, thread_name_prefix="weight-fetch")
+                if self._eager:
+                    coming: SimpleQueue[Future[Fetched | None]] = SimpleQueue()
+                    pool.submit(self._fetch_all, coming)
+                    yield found
+                    while (found := coming.get().result()) is not None:
+                        self.size_bytes += found.data.numel()
+                        yield found
+                    return
                 pending = pool.submit(self._next)
                 yield found
                 found = self._awaited(pending.result)
@@ -208,6 +228,20 @@ class Stream:
             self._feed.stop()
             if pool is not None:
                 pool.shutdown(wait=False, cancel_futures=True)
+
+    def _fetch_all(self, coming: "SimpleQueue[Future[Fetched | None]]") -> None:
+        """What a thread does: hand on what it fetches, None after the last one, or what went wrong."""
+        is_there = True
+        while is_there:
+            outcome: Future[Fetched | None] = Future()
+            try:
+                found = self._awaited(self._next)
+                outcome.set_result(found)
+                is_there = found is not None
+            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                outcome.set_exception(error)
+                is_there = False
+            coming.put(outcome)
 
     def _awaited(self, following: Callable[[], Fetched | None]) -> Fetched | None:
         with self._watch.measure("wire"):

@@ -18,6 +18,7 @@ from raycrew.tensor_transport.weights._update import (
 )
 
 Load = Callable[[Iterator[tuple[str, torch.Tensor]]], Any]
+Ahead = Callable[[Iterator[tuple[str, torch.Tensor]]], Load | None]
 
 
 class Loading:
@@ -141,3 +142,26 @@ def load_whole(load: Load, loading: Loading, stream: Iterable[Fetched], watch: S
         loading.check_taken(tensors)
     finally:
         tensors.close()
+
+
+def load_ahead(ahead: Ahead, loading: Loading, stream: Iterable[Fetched], watch: Stopwatch) -> Load | None:
+    """Fetch a version, and have something made ready of it meanwhile; what loads it then.
+
+    Args:
+        ahead: What makes something ready.
+        loading: Has all buckets afterwards.
+        stream: The buckets.
+        watch: Measures it.
+
+    Raises:
+        Exception: What went wrong with the buckets, or what `ahead` raised.
+    """
+    tensors = loading.tensors(stream)
+    with watch.measure("ahead"):
+        load = ahead(tensors)
+    taken = loading.taken
+    for _ in tensors:  # What was left is fetched, too.
+        pass
+    if loading.failure is not None:
+        raise loading.failure
+    return load if taken == len(loading.schema) else None

@@ -23,7 +23,7 @@ from raycrew.tensor_transport.transports import PullTransport
 from raycrew.tensor_transport.weights._directory import Record, WeightDirectory
 from raycrew.tensor_transport.weights._receiving.applying import Applier
 from raycrew.tensor_transport.weights._receiving.held import Published
-from raycrew.tensor_transport.weights._receiving.loading import Load
+from raycrew.tensor_transport.weights._receiving.loading import Ahead, Load
 from raycrew.tensor_transport.weights._receiving.member import Member
 from raycrew.tensor_transport.weights._receiving.receipt import WeightReceipt
 from raycrew.tensor_transport.weights._receiving.rollback import Rollback, RollbackKind
@@ -65,6 +65,9 @@ class WeightReceiver(Belonging):
             has to keep that version. "none": the weights are a mixture until an update is applied.
         deltas: The `DeltaTarget` whose `load` is called: updates say what changed since the one before, in
             bytes of another size each time. It knows by itself what fits, and the way back.
+        ahead: Called by `prepare` with an iterator like that of `load`, as the buckets come, to make something
+            of them that does not touch what is held. It returns what `apply` then calls in place of `load`, with
+            the same tensors; or None, for `load`.
         directory: Where versions are found by number.
         name: What the directory calls this receiver; unique. One that was restarted may have its name again:
             it holds nothing then, and an update that waited for the one before is given up at once. Without
@@ -87,6 +90,7 @@ class WeightReceiver(Belonging):
         verify: bool = True,
         rollback: RollbackKind = "none",
         deltas: Rollback | None = None,
+        ahead: Ahead | None = None,
         directory: WeightDirectory | None = None,
         name: str | None = None,
     ) -> None:
@@ -103,6 +107,7 @@ class WeightReceiver(Belonging):
             verify=verify,
             rollback=rollback,
             deltas=deltas,
+            ahead=ahead,
         )
         super().__init__()
         self._applying = False

@@ -30,7 +30,7 @@ class RankSpan:
 
     Attributes:
         rank: As "trainer 0" or "generator 2".
-        phase: "turn", "gather", "put", "pause", "wire" or "load".
+        phase: "turn", "gather", "put", "pause", "wire", "ahead" or "load".
         start_s: When it began.
         end_s: When it ended.
     """

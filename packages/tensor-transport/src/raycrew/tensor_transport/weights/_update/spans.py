@@ -11,7 +11,7 @@ class Span:
     """One stretch of time.
 
     Attributes:
-        phase: "gather", "put", "wire", "load" or "pause".
+        phase: "gather", "put", "wire", "ahead", "load" or "pause".
         start_s: When it began, in seconds since the epoch by the clock of the machine it was on.
         end_s: When it ended.
     """
