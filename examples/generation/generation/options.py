@@ -29,9 +29,9 @@ class EngineOptions:
             step or with all weights loaded; then they count as dead.
         kv_cache_bytes: Memory for keys and values.
         prefix_caching: Whether keys and values of prompts are kept for later ones that begin alike.
-        packs_ahead: Whether vLLM on a CPU packs a version of the weights beside the one that it computes with,
-            while that is fetched, so that an update pauses it only for their exchange; it takes the memory of
-            one more model. Else all is loaded in the pause, as it is on accelerators.
+        packs_ahead: Whether vLLM on a CPU packs weights that are fetched beside those that it computes with,
+            so that an update pauses it only for their exchange; it takes the memory of one more model. Else
+            all is loaded in the pause, as on accelerators.
         sleep_level: vLLM's own level of sleep, on accelerators: 1 keeps the weights in the host's memory, 2
             does not; both need a directory of weights. None: to sleep is to end the engine.
         max_adapters: How many LoRA adapters may be loaded.

@@ -1,8 +1,8 @@
 """Weights made ready beside those that a model computes with: a pause then only exchanges the two.
 
-When a model is loaded whole, it is noted which call of a loader takes which tensor. From then on the same calls
-load doubles of its layers, in any order and while the model computes; what a layer makes of its weights, as a
-CPU packs them, is made by the double. Only models of plain layers, on a CPU, have such a plan.
+When a model is loaded whole, it is noted which call of a loader takes which tensor. From then on the same
+calls load doubles of its layers, in any order, between steps of the engine; what a layer makes of its
+weights, as a CPU packs them, is made by the double. Only models of plain layers, on a CPU, have such a plan.
 """
 
 import copy

@@ -27,7 +27,8 @@ class VllmWeights(Belonging):
 
     The engine is made with `weight_transfer_config=WeightTransferConfig(backend="raycrew")`; its processes
     find the back end by themselves. All of a version is fetched and verified while the engine serves; then it
-    pauses, each worker loads its own slices, the prefix cache is dropped, and it goes on. If a worker fails,
+    pauses, each worker loads its own slices, or takes those that it has packed before (`between_steps`), the
+    prefix cache is dropped, and it goes on. If a worker fails,
     or another generator of the same `sync_weights`, all workers load the version before again. Where that
     fails, too, the weights are a mixture: requests under way are aborted, and `require` and `tag`, which
     every generation has to ask first, refuse with StaleWeightsError until a version was loaded whole.
@@ -48,13 +49,13 @@ class VllmWeights(Belonging):
         rollback: How the version before comes back: "shadow" keeps it, "refetch" fetches it again.
         name: What the directory calls this receiver.
         between_steps: Have the workers of an engine on CPUs pack a version's weights beside those that they
-            compute with, as `prepare_weights` fetches them: the engine then pauses only for an exchange of the
-            two. It takes the memory of one more model in the workers. Called, in the thread that prepares, with
-            each piece of that work, which takes milliseconds; it has to run it, in any thread, while nobody
-            else calls the engine, and to return when that is done. For an `AsyncLLM`, which takes calls at any
-            time, and for an `LLM` of one thread, `operator.call` does. No thread that it runs work in may wait
-            for another method of this object meanwhile. Where the model has layers that can't be packed
-            ahead, all is loaded in the pause.
+            compute with, while `prepare_weights` fetches them: the engine then pauses only for an exchange of
+            the two. It takes the memory of one more model in the workers. Called in the thread that prepares
+            with each piece of that work, of some milliseconds: it has to run it, in any thread, while nobody
+            else calls the engine, and to return when it is done. For an `AsyncLLM`, which takes calls at any
+            time, and for an `LLM` of one thread `operator.call` does so. A thread that runs the work must not
+            wait for other methods of this object while a version is prepared. Where a model has layers that
+            can't be packed ahead, all is loaded in the pause.
 
     Raises:
         TypeError: That is no engine, or its loop is missing.
@@ -268,8 +269,9 @@ class VllmWeights(Belonging):
 
     def _exchange(self, ahead: Ahead, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
         """What the receiver loads with in place of `_load`: the same tensors."""
-        if ahead is not self._ahead:
-            return self._load(tensors)
+        if ahead is not self._ahead:  # It was dropped meanwhile.
+            self._load(tensors)
+            return
         weights = list(tensors)
         self._check_whole(weights)
         self._pause()

@@ -65,9 +65,9 @@ class WeightReceiver(Belonging):
             has to keep that version. "none": the weights are a mixture until an update is applied.
         deltas: The `DeltaTarget` whose `load` is called: updates say what changed since the one before, in
             bytes of another size each time. It knows by itself what fits, and the way back.
-        ahead: Called by `prepare` with an iterator like that of `load`, as the buckets come, to make something
-            of them that does not touch what is held. It returns what `apply` then calls in place of `load`, with
-            the same tensors; or None, for `load`.
+        ahead: Called by `prepare` with an iterator like that of `load`, as the buckets come, to make
+            something of them that leaves what is held alone. It returns what `apply` calls in place of
+            `load`, with the same tensors; or None, for `load`.
         directory: Where versions are found by number.
         name: What the directory calls this receiver; unique. One that was restarted may have its name again:
             it holds nothing then, and an update that waited for the one before is given up at once. Without
