@@ -59,8 +59,10 @@ def run(quick: bool) -> list[Figure]:
         return []
     for worker in (WORKER, TRAINER):
         register_actor_environment(worker, command)
-    with own_ray(256 if quick else 1024), both(SMALL if quick else MODEL) as stage:
-        figures = _Updates(stage, 2 if quick else 7).figures()
+    model, repeat = SMALL if quick else MODEL, 2 if quick else 7
+    with own_ray(256 if quick else 1024), both(model) as stage:
+        with both(model, packs_ahead=False) as loading:
+            figures = [*_Transfers(loading, repeat).figures(), *pauses(stage, loading, repeat)]
         figures += [generation(stage.generators, n, quick) for n in (1, 64)]
     return [*figures, *whole_runs(quick)]
 
@@ -85,7 +87,7 @@ class Stage:
 
 
 @contextlib.contextmanager
-def both(model: dict[str, Any]) -> Iterator[Stage]:
+def both(model: dict[str, Any], *, packs_ahead: bool = True) -> Iterator[Stage]:
     """A stage with a model."""
     path = os.pathsep.join([str(HERE), str(EXAMPLES / "generation"), os.environ.get("PYTHONPATH", "")])
     how: dict[str, Any] = {"environments": RegistryEnvironmentProvider()}
@@ -99,84 +101,99 @@ def both(model: dict[str, Any]) -> Iterator[Stage]:
         start_generators(
             cluster,
             WORKER,
-            EngineOptions(model),
+            EngineOptions(model, packs_ahead=packs_ahead),
             env_vars=variables,
             worker_options={"directory": directory},
             **how,
         ) as generators,
     ):
         stage = Stage(trainer, generators, directory)
-        stage.sync()
+        for _ in range(4):  # Until all memory is there that an update takes.
+            stage.sync()
         yield stage
 
 
-class _Updates:
-    """Updates of one engine, side by side with other ways to it."""
+class _Transfers:
+    """What it takes to have all of a version at hand in an engine's process, which loads it afterwards."""
 
     def __init__(self, stage: Stage, repeat: int) -> None:
         self.stage, self.trainer, self.repeat = stage, stage.trainer, repeat
-        self.reports: list[WeightSyncReport] = []
 
     def figures(self) -> list[Figure]:
+        """Beside copies and files."""
         found = []
         for checksums, goal in ((False, 2.0), (True, 3.0)):
             self.trainer.call("use_checksums", checksums).get_results()
-            self.reports = []
-            found.append(
-                self._ratio(f"transfer, {'with' if checksums else 'no'} checksums", self._transfer, goal)
-            )
-        megabytes = self.trainer.call("size_bytes").get_results()[0] / 1e6
-        kept = self.reports[1:]
-        for part, samples in (
-            ("transfer", [1e3 * (report.total_s - report.pause_s) for report in kept]),
-            ("pause", [1e3 * report.pause_s for report in kept]),
-        ):
-            found.append(figure(f"{part} of {megabytes:.0f} MB", samples, unit="ms", baseline="-"))
-        return [*found, *self._beside_files()]
-
-    def _ratio(self, name: str, ours: Callable[[], float], goal: float) -> Figure:
-        return ratio(name, ours, self._copy, baseline="a copy of the bytes", goal=goal, repeat=self.repeat)
+            how = {"baseline": "a copy of the bytes", "goal": goal, "repeat": self.repeat}
+            name = f"transfer, {'with' if checksums else 'no'} checksums"
+            found.append(ratio(name, self._taken, self._copy, **how))
+        samples = [1e3 * self._taken() for _ in range(self.repeat)]
+        name = f"transfer of {megabytes(self.stage):.0f} MB, with checksums"
+        found.append(figure(name, samples, unit="ms", baseline="-"))
+        beside = ("read", "saved, and read into memory")
+        found.append(over_files("transfer", self.stage, self._taken, *beside, self.repeat))
+        return found
 
     def _copy(self) -> float:
         return statistics.median(self.trainer.call("copy").get_results()[0] for _ in range(3))
 
-    def _transfer(self) -> float:
-        """Seconds until all that the trainer has is at hand in the engine's process, which may generate."""
-        report = self.stage.sync()
-        self.reports.append(report)
-        return report.total_s - report.pause_s
+    def _taken(self) -> float:
+        """Seconds until the last bytes that the trainer has are at hand in the engine's process."""
+        return max(span.end_s for span in self.stage.sync().spans if span.phase == "wire")
 
-    def _beside_files(self) -> list[Figure]:
-        with tempfile.TemporaryDirectory() as folder:
 
-            def through_file(method: str) -> Callable[[], float]:
-                def save_and_load() -> None:
-                    self.trainer.call("save", folder).get_results()
-                    self.stage.generators.call(method, folder)
+def megabytes(stage: Stage) -> float:
+    """Of the weights."""
+    return float(stage.trainer.call("size_bytes").get_results()[0]) / 1e6
 
-                return lambda: seconds(save_and_load)
 
-            return [
-                ratio(
-                    f"{what}: speed over safetensors",
-                    ours,
-                    through_file(method),
-                    baseline=baseline,
-                    goal=3.0,
-                    better="higher",
-                    invert=True,
-                    repeat=self.repeat,
-                )
-                for what, ours, method, baseline in (
-                    ("transfer", self._transfer, "read", "saved, and read into memory"),
-                    (
-                        "transfer and pause",
-                        lambda: seconds(self.stage.sync),
-                        "reload",
-                        "saved, and loaded by vLLM's reload_weights",
-                    ),
-                )
-            ]
+def pauses(stage: Stage, loading: Stage, repeat: int) -> list[Figure]:
+    """How long an update keeps an engine from generating; whole updates beside saving and loading."""
+    taken: dict[str, list[float]] = {"packed ahead": [], "loaded within it": []}
+
+    def pause(of: Stage, how: str) -> float:
+        taken[how].append(of.sync().pause_s)
+        return taken[how][-1]
+
+    times = ratio(
+        "pause: loaded within it over packed ahead",
+        lambda: pause(loading, "loaded within it"),
+        lambda: pause(stage, "packed ahead"),
+        baseline="only exchanged with what was packed between steps of the engine",
+        goal=5.0,
+        better="higher",
+        repeat=repeat,
+    )
+    found = [times]
+    for how, samples in taken.items():
+        milliseconds = [1e3 * sample for sample in samples[1:]]
+        name = f"pause of {megabytes(stage):.0f} MB, {how}"
+        found.append(figure(name, milliseconds, unit="ms", baseline="-"))
+    beside = ("reload", "saved, and loaded by vLLM's reload_weights")
+    found.append(over_files("transfer and pause", stage, lambda: seconds(stage.sync), *beside, repeat))
+    return found
+
+
+def over_files(
+    what: str, stage: Stage, ours: Callable[[], float], method: str, baseline: str, repeat: int
+) -> Figure:
+    """How many times as fast as a checkpoint that the trainer saves, and a method of the generator loads."""
+    with tempfile.TemporaryDirectory() as folder:
+
+        def save_and_load() -> None:
+            stage.trainer.call("save", folder).get_results()
+            stage.generators.call(method, folder)
+
+        return ratio(
+            f"{what}: speed over safetensors",
+            ours,
+            lambda: seconds(save_and_load),
+            baseline=baseline,
+            goal=3.0,
+            better="higher",
+            invert=True,
+            repeat=repeat,
+        )
 
 
 def generation(generators: Generators, concurrency: int, quick: bool) -> Figure:

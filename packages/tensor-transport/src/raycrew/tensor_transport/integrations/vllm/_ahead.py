@@ -162,7 +162,10 @@ def _step(call: Call, layer: PlainLayer, names: Mapping[int, str]) -> _Step | No
 
 def _own_loader(loader: Callable[..., object]) -> Callable[..., object]:
     """A layer's own loader, within the one by which vLLM has it wait until the layer has all."""
-    return inspect.unwrap(loader, stop=lambda each: getattr(each, "__name__", "") != _OF_A_DEFERRED_LOADER)
+    found: Callable[..., object] = inspect.unwrap(
+        loader, stop=lambda each: getattr(each, "__name__", "") != _OF_A_DEFERRED_LOADER
+    )
+    return found
 
 
 class Ahead:
