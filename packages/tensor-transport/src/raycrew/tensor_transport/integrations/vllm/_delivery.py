@@ -12,6 +12,9 @@ from raycrew.tensor_transport.integrations.vllm._engines import engine_of
 from raycrew.tensor_transport.integrations.vllm._outcomes import Mailbox, Outcome
 from raycrew.tensor_transport.integrations.vllm._staging import Named, OwnProcess, SharedMemory, Stage, Told
 
+Run = Callable[[Callable[[], object]], object]
+"""Runs what calls an engine at a moment when nobody else does."""
+
 
 class EngineLoadError(WeightUpdateError):
     """Workers of an engine could not load what they were given.
@@ -127,7 +130,8 @@ class Ahead:
 
     Args:
         stage: Has tensors at hand for them.
-        tell: Says where, which are the first and which the last; without any, that they are not wanted.
+        tell: Says where, which are the first and which the last; without any, that they are not wanted. The
+            engine must make no step meanwhile, and may before and after.
         update: Has workers compute with those that were made ready.
     """
 
@@ -136,34 +140,33 @@ class Ahead:
         self._lent = contextlib.ExitStack()
         self._is_begun = False
 
-    @property
-    def is_begun(self) -> bool:
-        """Whether workers hold some of it."""
-        return self._is_begun
+    def add(self, weights: Sequence[Named], run: Run) -> None:
+        """Make more of it ready.
 
-    def add(self, weights: Sequence[Named]) -> None:
-        """Make more of it ready; the engine must not make a step meanwhile, and may before and after.
+        Args:
+            weights: The tensors.
+            run: Runs what calls the engine.
 
         Raises:
             EngineLoadError: Workers can't; they have forgotten it.
             LoadRefusedError: There is no room for them; likewise.
         """
-        begins, self._is_begun = not self._is_begun, True
-        with self._dropped_if_it_fails():
+        with self._dropped_if_it_fails(run):
             try:
                 told = self._lent.enter_context(self._stage.lend(weights))
             except TransportError as error:
                 raise LoadRefusedError(f"the engine's workers can't be given the weights: {error}") from error
-            self._tell(told, begins=begins)
+            begins, self._is_begun = not self._is_begun, True
+            run(lambda: self._tell(told, begins=begins))
 
-    def end(self) -> None:
-        """All of it was added; called as `add` is.
+    def end(self, run: Run) -> None:
+        """All of it was added.
 
         Raises:
             EngineLoadError: The model needs more; the workers have forgotten it.
         """
-        with self._dropped_if_it_fails():
-            self._tell(ends=True)
+        with self._dropped_if_it_fails(run):
+            run(lambda: self._tell(ends=True))
 
     def exchange(self) -> None:
         """Have the engine compute with it: no step of it is under way, and all of it was added.
@@ -175,18 +178,18 @@ class Ahead:
         with self._lent:
             self._update()
 
-    def drop(self) -> None:
+    def drop(self, run: Run) -> None:
         """Forget it; idempotent."""
+        is_begun, self._is_begun = self._is_begun, False
+        if is_begun:
+            with contextlib.suppress(Exception):  # Workers that take no more calls are gone.
+                run(self._tell)
         self._lent.close()
-        if self._is_begun:
-            self._is_begun = False
-            with contextlib.suppress(Exception):  # Workers that are gone have forgotten it.
-                self._tell()
 
     @contextlib.contextmanager
-    def _dropped_if_it_fails(self) -> Iterator[None]:
+    def _dropped_if_it_fails(self, run: Run) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            self.drop()
+            self.drop(run)
             raise

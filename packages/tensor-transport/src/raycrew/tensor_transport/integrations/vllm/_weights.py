@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -11,7 +12,7 @@ import torch
 from raycrew.tensor_transport._bytes import Belonging
 from raycrew.tensor_transport.errors import LoadRefusedError, StaleWeightsError
 from raycrew.tensor_transport.integrations.vllm._checking import GreedyReference, compare_greedy
-from raycrew.tensor_transport.integrations.vllm._delivery import Ahead, EngineLoader, EngineLoadError
+from raycrew.tensor_transport.integrations.vllm._delivery import Ahead, EngineLoader, EngineLoadError, Run
 from raycrew.tensor_transport.integrations.vllm._engines import OfflineEngine, Requests
 from raycrew.tensor_transport.protocols import ByteStore
 from raycrew.tensor_transport.transports import PullTransport
@@ -76,7 +77,7 @@ class VllmWeights(Belonging):
         verify: bool = True,
         rollback: Literal["shadow", "refetch", "none"] = "shadow",
         name: str | None = None,
-        between_steps: Callable[[Callable[[], None]], object] | None = None,
+        between_steps: Run | None = None,
     ) -> None:
         if requests not in ("continue", "finish", "abort"):
             raise ValueError(f"requests must be 'continue', 'finish' or 'abort', got {requests!r}")
@@ -197,7 +198,7 @@ class VllmWeights(Belonging):
             return
         with self._lock:
             self._receiver.close()
-            self._drop_ahead()
+            self._drop_ahead(self._between)
             self._loader.close()
 
     def _change(self, change: Callable[[], _T]) -> _T:
@@ -205,9 +206,7 @@ class VllmWeights(Belonging):
             try:
                 return change()
             finally:
-                if self._ahead is not None:
-                    self._ahead.drop()
-                    self._ahead = None
+                self._drop_ahead(operator.call)
 
     @contextlib.contextmanager
     def _resuming(self) -> Iterator[None]:
@@ -254,16 +253,16 @@ class VllmWeights(Belonging):
 
     def _go_ahead(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> _Load | None:
         """What the receiver calls with what it fetches; what loads that then, None where it can't be so."""
-        self._drop_ahead()
+        self._drop_ahead(self._between)
         ahead = self._ahead = self._loader.ahead()
         try:
             for some in _portions(tensors):
-                self._between(partial(ahead.add, some))
-            self._between(ahead.end)
+                ahead.add(some, self._between)
+            ahead.end(self._between)
         except (EngineLoadError, LoadRefusedError):  # To load it tells what is wrong with it, if anything is.
             return None
         except BaseException:
-            self._drop_ahead()
+            self._drop_ahead(self._between)
             raise
         return partial(self._exchange, ahead)
 
@@ -278,16 +277,19 @@ class VllmWeights(Belonging):
         ahead.exchange()
         self._ahead, self._names = None, frozenset(name for name, _ in weights)
 
-    def _drop_ahead(self) -> None:
+    def _drop_ahead(self, run: Run) -> None:
         """Have the workers forget a version that is not loaded after all."""
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead.is_begun:
-            with contextlib.suppress(Exception):  # An engine that takes no more calls has ended.
-                self._between(ahead.drop)
+        if ahead is not None:
+            ahead.drop(run)
 
-    def _between(self, work: Callable[[], None]) -> None:
+    def _between(self, work: Callable[[], object]) -> None:
+        """Have work done between steps of the engine."""
         if self._between_steps is not None:
-            self._between_steps(work)
+            done: list[object] = []
+            self._between_steps(lambda: done.append(work()))
+            if not done:
+                raise TypeError("between_steps= has to return when it has run what it is given, not before")
 
     def _pause(self) -> None:
         if not self._is_paused:
