@@ -29,7 +29,7 @@ class InitInfo(WeightTransferInitInfo):  # type: ignore[misc]
 
     Attributes:
         folder: Where outcomes are told.
-        serial: Of what is told.
+        serial: Of what is told; 1 is the first that a client tells, which has the engine from then on.
         told: Where tensors of a version are.
         begins: Whether they are the first ones of that version.
         ends: Whether all have come. If none come, and not all have, what was made ready is forgotten.
@@ -73,11 +73,15 @@ class RaycrewWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """See vLLM's base class."""
+        if init_info.serial > 1 and init_info.folder != self._folder:
+            return  # Another client has the engine since, and what was made ready: this one hears nothing.
         self._folder, self._serial, self._error = init_info.folder, init_info.serial, None
         is_expected = init_info.begins or self._is_under_way
         self._is_under_way = False
         if init_info.told or init_info.ends:
             self._try(lambda: self._make_ready(init_info, is_expected))
+        if self._ahead is not None and not self._is_under_way:
+            self._ahead.forget()  # Nor are the tensors held that it came by.
         self._tell()
 
     def start_weight_update(self) -> None:
