@@ -1,20 +1,19 @@
 """Weights into a running vLLM, whose worker is this process."""
 
 import contextlib
-import gc
 from pathlib import Path
 
 import pytest
 import torch
 from vllm_engines import (
-    CONFIGS,
+    ARENA_BYTES,
     LONG,
     Trainer,
     continued,
     greedy,
+    held,
     model_of,
     references,
-    start,
     versions_of,
     weights_of,
 )
@@ -31,26 +30,8 @@ from raycrew.tensor_transport import (
 )
 from raycrew.tensor_transport.integrations.vllm import VllmWeights, WeightCheckError, _loading
 from raycrew.tensor_transport.testing import LocalPeers
-from raycrew.tensor_transport.transports import SharedMemoryTransport
 
-ARENA_BYTES = 4 << 20  # so that each is used again and again
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
-
-
-@pytest.fixture(scope="module", params=CONFIGS)
-def engine(request):
-    llm = start(request.param)
-    llm.kind = request.param
-    yield llm
-    llm.llm_engine.engine_core.shutdown()
-    del llm
-    gc.collect()
-
-
-@pytest.fixture
-def store():
-    with SharedMemoryTransport(arena_bytes=ARENA_BYTES) as transport:
-        yield transport
 
 
 @pytest.fixture
@@ -264,16 +245,3 @@ def is_in_shared_memory(tensor):
     ]
     places = [[int(end, 16) for end in place.split("-")] for place in mapped]
     return any(start <= tensor.data_ptr() < stop for start, stop in places)
-
-
-def held():
-    """Bytes of its own memory, bytes of shared memory that are mapped, and descriptors."""
-    gc.collect()
-    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm" in line]
-    shared = sum(_bytes_of(*line.split()[0].split("-")) for line in mapped)
-    (own,) = [line for line in Path("/proc/self/status").read_text().splitlines() if "RssAnon" in line]
-    return int(own.split()[1]) << 10, shared, len(list(Path("/proc/self/fd").iterdir()))
-
-
-def _bytes_of(start, stop):
-    return int(stop, 16) - int(start, 16)

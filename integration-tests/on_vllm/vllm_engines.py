@@ -1,7 +1,9 @@
 """Small models, and engines of vLLM for them; imported only where vLLM is installed."""
 
 import contextlib
+import gc
 import tempfile
+from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
@@ -12,6 +14,7 @@ from raycrew.tensor_transport import WeightPublisher
 from raycrew.tensor_transport.integrations.vllm import BACKEND, greedy_references
 
 torch.set_num_threads(1)
+ARENA_BYTES = 4 << 20  # so that each is used again and again
 SIZES = {
     "vocab_size": 100,  # vLLM pads it
     "hidden_size": 128,
@@ -111,3 +114,16 @@ def continued(old, new, prompt, after, tokens):
             model = old if number < after else new
             ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
     return ids[len(prompt) :]
+
+
+def held():
+    """Bytes of its own memory, bytes of shared memory that are mapped, and descriptors."""
+    gc.collect()
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm" in line]
+    shared = sum(_bytes_of(*line.split()[0].split("-")) for line in mapped)
+    (own,) = [line for line in Path("/proc/self/status").read_text().splitlines() if "RssAnon" in line]
+    return int(own.split()[1]) << 10, shared, len(list(Path("/proc/self/fd").iterdir()))
+
+
+def _bytes_of(start, stop):
+    return int(stop, 16) - int(start, 16)
