@@ -190,7 +190,7 @@ class _InThread:
     def __init__(self, weights: VllmWeights, within: Within) -> None:
         self._weights, self._within = weights, within
         self._turn = threading.Lock()
-        self.require, self.close = weights.require, weights.close
+        self.require = weights.require
 
     @property
     def version(self) -> int | None:
@@ -211,6 +211,10 @@ class _InThread:
     def pull(self, *, missing_ok: bool) -> WeightReceipt | None:
         with self._turn:
             return self._within(partial(self._weights.pull, missing_ok=missing_ok))
+
+    def close(self) -> None:
+        with self._turn:
+            self._weights.close()
 
 
 def _sockets_of(executor: Any) -> list[zmq.Socket[Any]]:
