@@ -62,15 +62,15 @@ def trainer(engine, store, directory):
 @pytest.fixture
 def loads(monkeypatch):
     """An entry for each time that a model is loaded in a pause."""
-    from raycrew.tensor_transport.integrations.vllm import _loading
+    from raycrew.tensor_transport.integrations.vllm._delivery import EngineLoader
 
-    seen, load = [], _loading.load
+    seen, staged = [], EngineLoader.staged
 
-    def looking(*args, **options):
+    def looking(*args):
         seen.append(True)
-        return load(*args, **options)
+        return staged(*args)
 
-    monkeypatch.setattr(_loading, "load", looking)
+    monkeypatch.setattr(EngineLoader, "staged", looking)
     return seen
 
 

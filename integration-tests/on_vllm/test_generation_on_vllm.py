@@ -109,7 +109,7 @@ def test_an_adapter_that_can_not_be_loaded_leaves_the_one_of_its_name(tmp_path, 
             stage.generate(batch_of(), greedy, adapter="other")
 
 
-def test_an_adapter_that_was_trained_further_is_another_one_and_stays_through_an_update(tmp_path):
+def test_an_adapter_that_was_trained_further_is_another_one_and_stays_through_an_update(tmp_path, loads):
     prompts = [[5 + at % 40 for at in range(200)]]
     greedy = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
     with local_stage(VllmWorker, prefix_caching=True, max_adapters=1) as stage:
@@ -124,8 +124,14 @@ def test_an_adapter_that_was_trained_further_is_another_one_and_stays_through_an
             folder, deltas = make_adapter(tmp_path / "adapter")  # where the one before was
             stage.call("load_adapter", "tuned", folder)
             check()
-        stage.sync()
+        (before,) = rows_of(stage.generate(batch_of(prompts), greedy, adapter="tuned"))
+        version = stage.model.publish_weights().version
+        stage.call("prepare_weights", version)
+        (beside,) = rows_of(stage.generate(batch_of(prompts), greedy, adapter="tuned"))
+        assert beside[2] == before[2]
+        stage.call("apply_weights", version)
         check()
+        assert len(loads) == 1, "of the first version: the other one was packed ahead"
 
 
 @contextmanager

@@ -7,9 +7,10 @@ import multiprocessing
 import psutil
 import pytest
 import torch
+from vllm_ahead import check, fail_in_worker, receiver
 from vllm_engines import Trainer, greedy, model_of, references, start, versions_of, weights_of
 
-from raycrew.tensor_transport import StaleWeightsError, WeightPublisher, WeightUpdateError
+from raycrew.tensor_transport import StaleWeightsError, WeightDirectory, WeightPublisher, WeightUpdateError
 from raycrew.tensor_transport.integrations.vllm import VllmWeights
 from raycrew.tensor_transport.transports import SharedMemoryTransport
 
@@ -21,6 +22,7 @@ KIND = "tied embeddings, biases"
 @pytest.fixture(scope="module")
 def engine():
     llm = start(KIND, tensor_parallel_size=2, distributed_executor_backend="mp")
+    llm.kind = KIND
     yield llm
     llm.llm_engine.engine_core.shutdown()
     del llm
@@ -46,12 +48,20 @@ def test_shards_are_those_of_the_trainers_tensors(engine, trainer, store):
             weights.check(references(trainer.model))
 
 
-def test_200_updates_take_no_memory_of_the_engines_processes(engine, trainer, store):
-    with VllmWeights(engine, store=store) as weights:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_200_updates_take_no_memory_of_the_engines_processes(engine, store, ahead):
+    directory = WeightDirectory.local()
+    with (
+        contextlib.closing(Trainer(KIND, store, directory)) as trainer,
+        receiver(engine, store, directory) as weights,
+    ):
         trainer.publish(3)
         model_bytes, seen = sum(tensor.nbytes for tensor in weights_of(trainer.model).values()), []
         for number in range(220):
-            weights.apply_weights(trainer.publisher.publish(weights_of(trainer.model)))
+            version = trainer.publisher.publish(weights_of(trainer.model)).version
+            if ahead:
+                weights.prepare_weights(version)
+            weights.apply_weights(version)
             if not 20 < number < 200:
                 seen.append([held_by(process) for process in processes()])
         weights.check(references(trainer.model))
@@ -72,6 +82,37 @@ def held_by(process):
     maps = process.memory_maps()
     own = sum(found.anonymous for found in maps)
     return own, sum(found.size for found in maps if "/dev/shm" in found.path), process.num_fds()
+
+
+def test_versions_are_packed_ahead_and_a_worker_that_fails_of_that_makes_no_difference(engine, store, loads):
+    directory = WeightDirectory.local()
+    with (
+        contextlib.closing(Trainer(KIND, store, directory)) as trainer,
+        receiver(engine, store, directory) as weights,
+    ):
+
+        def check_update(seed):
+            weights.prepare_weights(trainer.publish(seed).version)
+            check(engine, weights, weights.version)
+            weights.apply_weights(seed)
+            check(engine, weights, seed)
+
+        weights.apply_weights(trainer.publish(1).version)
+        check_update(2)
+        check_update(3)
+        assert len(loads) == 1
+        for rank, what in ((0, "run"), (1, "pack")):
+            engine.collective_rpc(fail_in_worker, args=(rank, what))
+            check_update(weights.version + 1)
+            check_update(weights.version + 1)
+        assert len(loads) == 3
+        engine.collective_rpc(fail_in_worker, args=(1, "exchange"))
+        weights.prepare_weights(trainer.publish(8).version)
+        with pytest.raises(WeightUpdateError, match="1 of 2 workers") as caught:
+            weights.apply_weights(8)
+        assert caught.value.intact
+        check(engine, weights, 7)
+        check_update(9)
 
 
 def test_a_first_version_that_lacks_tensors_is_not_served_and_the_engine_can_go_on(engine, store):

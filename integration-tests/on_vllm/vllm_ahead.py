@@ -3,6 +3,7 @@
 import operator
 import weakref
 
+import pytest
 from vllm_engines import LONG, continued, greedy, model_of, references
 
 from raycrew.tensor_transport.integrations.vllm import VllmWeights, _ahead, _layers
@@ -65,3 +66,9 @@ def failing_after(patch, what, times):
 
     patch.setattr(owner, name, failing)
     return left
+
+
+def fail_in_worker(worker, rank, what):
+    """What `collective_rpc` calls: have what `failing_after` knows raise once in a worker."""
+    if worker.rank == rank:
+        failing_after(pytest.MonkeyPatch(), what, 3)
