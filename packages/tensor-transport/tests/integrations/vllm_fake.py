@@ -3,6 +3,7 @@
 Each worker holds every second row of each tensor. A layer `fused` takes its two halves one after the other.
 """
 
+import contextlib
 import importlib
 import sys
 import types
@@ -40,6 +41,10 @@ class UnquantizedLinearMethod:
 
 class UnquantizedEmbeddingMethod:
     """Of those that compute with the weights themselves, too."""
+
+
+class Norm(torch.nn.Module):
+    """Of which the model has none."""
 
 
 class Vocabulary(Layer):
@@ -131,6 +136,7 @@ def install(patch):
     factory = Factory()
     contents = {
         "vllm": {},
+        "vllm.config": {"set_current_vllm_config": lambda _: contextlib.nullcontext()},
         "vllm.distributed": {},
         "vllm.distributed.weight_transfer": {"WeightTransferEngineFactory": factory},
         "vllm.distributed.weight_transfer.base": {
@@ -142,6 +148,8 @@ def install(patch):
         },
         "vllm.model_executor": {},
         "vllm.model_executor.layers": {},
+        "vllm.model_executor.layers.attention": {"is_deferred_attention_layer": lambda _: False},
+        "vllm.model_executor.layers.layernorm": {"GemmaRMSNorm": Norm, "RMSNorm": Norm},
         "vllm.model_executor.layers.linear": {"UnquantizedLinearMethod": UnquantizedLinearMethod},
         "vllm.model_executor.layers.vocab_parallel_embedding": {
             "UnquantizedEmbeddingMethod": UnquantizedEmbeddingMethod,
@@ -152,6 +160,9 @@ def install(patch):
             "initialize_layerwise_reload": initialize_layerwise_reload,
             "finalize_layerwise_reload": finalize_layerwise_reload,
         },
+        "vllm.platforms": {
+            "current_platform": SimpleNamespace(is_cpu=lambda: True, is_zen_cpu=lambda: False)
+        },
         "vllm.model_executor.model_loader.reload.layerwise": {
             "get_layerwise_info": lambda layer: getattr(layer, "info", None) or Info()
         },
@@ -160,7 +171,7 @@ def install(patch):
         module = types.ModuleType(name)
         vars(module).update(content)
         patch.setitem(sys.modules, name, module)
-    for room in ("_worker", "_loading", "_layers"):
+    for room in ("_worker", "_loading", "_layers", "_ahead"):
         patch.delitem(sys.modules, f"raycrew.tensor_transport.integrations.vllm.{room}", raising=False)
     return factory
 
