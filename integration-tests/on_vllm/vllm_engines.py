@@ -6,7 +6,8 @@ import tempfile
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen2Config
 from vllm import LLM, SamplingParams
 from vllm.config import WeightTransferConfig
 
@@ -31,6 +32,14 @@ SIZES = {
 CONFIGS = {
     "separate embeddings": LlamaConfig(**SIZES, tie_word_embeddings=False, dtype="float32"),
     "tied embeddings, biases": Qwen2Config(**SIZES, tie_word_embeddings=True, dtype="float32"),
+    "no output layer": Gemma2Config(
+        **SIZES,
+        architectures=["Gemma2ForCausalLM"],
+        head_dim=32,
+        query_pre_attn_scalar=32,
+        final_logit_softcapping=None,
+        dtype="float32",
+    ),
 }
 LONG = [2 + i * 7 % 90 for i in range(70)]  # Longer than two blocks of the prefix cache.
 PROMPTS = [[5, 6, 7, 8], LONG]
@@ -50,6 +59,13 @@ def model_of(kind, seed):
 def weights_of(model):
     """What a trainer publishes."""
     return dict(model.named_parameters())
+
+
+def checkpoint_of(model):
+    """Its weights as a checkpoint names them, and not transformers."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return load_file(Path(folder, "model.safetensors"))
 
 
 def references(model, tokens=8):

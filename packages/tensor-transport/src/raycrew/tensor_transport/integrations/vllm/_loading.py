@@ -44,7 +44,8 @@ def load(
     """
     taken = Taken(weights)
     with loading_plain_layers(model) as layers:
-        model.load_weights(_with_head(taken) if is_tied else iter(taken))  # type: ignore[operator]
+        names = _with_head(taken) if is_tied and _has_head(model) else iter(taken)
+        model.load_weights(names)  # type: ignore[operator]
     if lacking := [name for name, module in model.named_modules() if _lacks(module)]:
         raise WeightUpdateError(
             f"the update brings not all weights of {lacking[:5]} ({len(lacking)} layers of vLLM's model)"
@@ -55,6 +56,11 @@ def load(
 def is_tied(model_config: Any) -> bool:
     """Whether a model's output layer has the weights of its embeddings."""
     return bool(getattr(model_config.hf_text_config, "tie_word_embeddings", False))
+
+
+def _has_head(model: torch.nn.Module) -> bool:
+    """Whether the output layer has a name of its own; else a model computes with its embeddings."""
+    return any(f".{name}".endswith(".lm_head") for name, _ in model.named_modules(remove_duplicate=False))
 
 
 def _with_head(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
