@@ -11,7 +11,7 @@ from raycrew.tensor_transport import WeightPublisher
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 
-@pytest.mark.parametrize(("kind", "loaded_in_pauses"), [("no output layer", 1)])
+@pytest.mark.parametrize(("kind", "loaded_in_pauses"), [("no output layer", 1), ("experts", 3)])
 def test_the_engine_computes_what_the_trainer_does(kind, loaded_in_pauses, store, directory, loads):
     engine = start(kind)
     engine.kind = kind

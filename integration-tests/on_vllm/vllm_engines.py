@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, MixtralConfig, Qwen2Config
 from vllm import LLM, SamplingParams
 from vllm.config import WeightTransferConfig
 
@@ -38,6 +38,14 @@ CONFIGS = {
         head_dim=32,
         query_pre_attn_scalar=32,
         final_logit_softcapping=None,
+        dtype="float32",
+    ),
+    "experts": MixtralConfig(
+        **SIZES,
+        architectures=["MixtralForCausalLM"],
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        tie_word_embeddings=False,
         dtype="float32",
     ),
 }

@@ -43,6 +43,10 @@ class UnquantizedEmbeddingMethod:
     """Of those that compute with the weights themselves, too."""
 
 
+class UnquantizedFusedMoEMethod:
+    """Of experts."""
+
+
 class Norm(torch.nn.Module):
     """Of which the model has none."""
 
@@ -149,6 +153,7 @@ def install(patch):
         "vllm.model_executor": {},
         "vllm.model_executor.layers": {},
         "vllm.model_executor.layers.attention": {"is_deferred_attention_layer": lambda _: False},
+        "vllm.model_executor.layers.fused_moe": {"UnquantizedFusedMoEMethod": UnquantizedFusedMoEMethod},
         "vllm.model_executor.layers.layernorm": {"GemmaRMSNorm": Norm, "RMSNorm": Norm},
         "vllm.model_executor.layers.linear": {"UnquantizedLinearMethod": UnquantizedLinearMethod},
         "vllm.model_executor.layers.vocab_parallel_embedding": {

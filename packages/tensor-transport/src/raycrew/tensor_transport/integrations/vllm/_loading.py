@@ -4,9 +4,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from vllm.model_executor.layers.fused_moe import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+from vllm.platforms import current_platform
 
 from raycrew.tensor_transport.errors import WeightUpdateError
 from raycrew.tensor_transport.integrations.vllm._ahead import Plan, Taken, plan_of
@@ -22,6 +24,11 @@ def begin(model: torch.nn.Module) -> None:
         info = get_layerwise_info(module)
         if info.can_load():
             info.loaded_weights, info.load_numel = [], 0
+        method = getattr(module, "quant_method", None)
+        if current_platform.is_cpu() and isinstance(method, UnquantizedFusedMoEMethod):
+            method.moe_kernel = (
+                None  # vLLM packs experts with a new one alone, and would leave them unpacked.
+            )
     initialize_layerwise_reload(model)
 
 
