@@ -1,4 +1,4 @@
-"""Weights of a vLLM that are packed ahead, changed and given up, each in its own thread: none waits for ever."""
+"""Weights of a vLLM that are packed ahead, changed and given up in several threads: none waits for ever."""
 
 import contextlib
 import sys
