@@ -80,6 +80,26 @@ def test_those_of_an_iterator_are_compared_as_they_come(store):
     assert torch.equal(model.tensors[LAST], weights(3)[FIRST])
 
 
+@pytest.mark.parametrize("differ", [True, False])
+def test_those_of_several_ranks_are_compared_wherever_they_lie(store, differ):
+    """Each rank counts its buckets from 0: one that is at the same place of another part is another one."""
+    state = tied(1) if not differ else weights(1)
+    with WeightDirectory.local() as directory:
+        ranks = [
+            WeightPublisher(store, directory=directory, part=part, parts=2, timeout_s=60.0)
+            for part in range(2)
+        ]
+        model = Tied(store, directory=directory)
+        ranks[0].publish({name: tensor for name, tensor in state.items() if name != LAST}, version=1)
+        ranks[1].publish({LAST: state[LAST]}, version=1)
+        if differ:
+            with pytest.raises(ManifestMismatchError, match="are one tensor here, and differ"):
+                model.receiver.pull(timeout_s=60.0)
+        else:
+            model.receiver.pull(timeout_s=60.0)
+        assert model.loads == (0 if differ else len(state)) and model.receiver.intact
+
+
 def test_without_memory_nothing_is_tied(store):
     loaded = {}
     expected = {name: torch.empty_like(tensor, device="meta") for name, tensor in weights().items()}

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -232,7 +233,7 @@ class Applier:
             error.bases = tuple(sorted(heading.bases))
             raise error
         if heading.entries is not None:
-            check_cover(heading.entries, version)
+            check_cover(itertools.chain.from_iterable(heading.entries), version)
         if self._expected is not None and heading.schema is not None:
             compare_schemas(self._expected, heading.schema, version, partial=heading.bases is not None)
 

@@ -36,7 +36,7 @@ class UpdateFeed:
         """What is known before a byte moves."""
         update = self._update
         check_digest(update)
-        return Heading(update.version, update.publisher, update.bases, update.tensors, self._plan.schema)
+        return Heading(update.version, update.publisher, update.bases, [update.tensors], self._plan.schema)
 
     @property
     def is_over(self) -> bool:
@@ -137,12 +137,11 @@ class DirectoryFeed:
         self._seen, self._handed = [0] * len(self._plans), [0] * len(self._plans)
         if offer.news is not None:
             self._hear(offer.news)
-        entries: list[TensorEntry] | None = []
-        for plan in self._plans:
-            entries = None if plan is None or entries is None else entries + list(plan.tensors)
+        plans = [plan for plan in self._plans if plan is not None]
+        entries: list[tuple[TensorEntry, ...]] | None = None
         schema = None
-        if entries is not None:
-            schemas = [plan.schema for plan in self._plans if plan]
+        if len(plans) == len(self._plans):
+            entries, schemas = [plan.tensors for plan in plans], [plan.schema for plan in plans]
             schema = schemas[0] if len(schemas) == 1 else {n: what for s in schemas for n, what in s.items()}
         return Heading(self._version, offer.publisher, offer.bases, entries, schema, offer.is_vote)
 

@@ -36,12 +36,17 @@ from raycrew.tensor_transport.weights._update import (
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """What is known of a version before its buckets; `entries` is None where they come with the buckets."""
+    """What is known of a version before its buckets.
+
+    Attributes:
+        entries: Those of each part, whose buckets are counted by themselves; None where they come with the
+            buckets.
+    """
 
     version: int
     publisher: str
     bases: frozenset[int] | None
-    entries: Sequence[TensorEntry] | None
+    entries: Sequence[Sequence[TensorEntry]] | None
     schema: Schema | None
     is_vote: bool = False
 

@@ -57,11 +57,11 @@ class Twins:
             raise error
 
 
-def _apart(entries: Sequence[TensorEntry] | None, twins: Mapping[str, str]) -> dict[str, str]:
+def _apart(entries: Sequence[Sequence[TensorEntry]] | None, twins: Mapping[str, str]) -> dict[str, str]:
     """Those that do not lie at one place of the update, as far as is known."""
-    places: dict[str, set[tuple[int, int, tuple[int, ...]]]] = {}
-    for entry in entries or ():
+    places: dict[str, set[tuple[int, int, int, tuple[int, ...]]]] = {}
+    for part, entry in ((part, entry) for part, found in enumerate(entries or ()) for entry in found):
         if entry.name in twins:
-            places.setdefault(entry.name, set()).add((entry.bucket, entry.offset, entry.start))
+            places.setdefault(entry.name, set()).add((part, entry.bucket, entry.offset, entry.start))
     differ = {first for name, first in twins.items() if places.get(name) != places.get(first)}
     return {name: first for name, first in twins.items() if entries is None or first in differ}
