@@ -29,7 +29,8 @@ class Loading:
         fetched: The buckets so far; without their bytes unless they are kept.
         size_bytes: Bytes of the buckets so far.
         taken: How many tensors `load` took.
-        failure: What went wrong with the buckets.
+        is_whole: Whether all tensors were handed out, to the end.
+        failure: What went wrong with the buckets, or broke off their use.
     """
 
     def __init__(
@@ -41,8 +42,8 @@ class Loading:
         on_touch: Callable[[int], object] = lambda _: None,
         twins: Mapping[str, str] | None = None,
     ) -> None:
-        self.touched = False
-        self.failure: Exception | None = None
+        self.touched = self.is_whole = False
+        self.failure: BaseException | None = None
         self.fetched: list[Fetched] = []
         self.size_bytes = self.taken = 0
         self._heading, self._expected, self._keep = heading, expected, keep
@@ -78,7 +79,10 @@ class Loading:
                     yield name, tensor
             assembler.check_empty()
             self._check_all()
-        except Exception as error:
+            self.is_whole = True
+        except GeneratorExit:  # Whoever closes it has no use for the others.
+            raise
+        except BaseException as error:
             self.failure = error
             raise
 
@@ -86,7 +90,7 @@ class Loading:
         """Raise WeightUpdateError if `load` left something, or what went wrong after all."""
         taken = self.taken
         left = next(rest, None)
-        if left is not None or taken != len(self.schema):
+        if left is not None or not self.is_whole or taken != len(self.schema):
             raise WeightUpdateError(
                 f"update {self._heading.version}: load() took {taken} of {len(self.schema)} tensors; "
                 "it has to exhaust its iterator"
