@@ -2,11 +2,11 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -202,9 +202,10 @@ class Stream:
         self._watch = watch
         self._deadline = deadline
 
-    def __iter__(self) -> Iterator[Fetched]:
+    def __iter__(self) -> Generator[Fetched, None, None]:
         """The buckets; the next one is fetched while the current one is used, unless that takes no time."""
         pool: ThreadPoolExecutor | None = None
+        pending: Future[Any] | None = None
         try:
             found = self._awaited(self._next)
             while found is not None:
@@ -213,18 +214,19 @@ class Stream:
                     self._next()  # Says that all of it was had, before it is loaded.
                     yield found
                     return
-                if self._fetcher.takes_no_time and self._feed.is_at_hand:
+                if self._fetcher.takes_no_time and self._feed.is_at_hand and not self._eager:
                     yield found
                     found = self._awaited(self._next)
                     continue
                 pool = pool or ThreadPoolExecutor(1, thread_name_prefix="weight-fetch")
                 if self._eager:
-                    coming: SimpleQueue[Future[Fetched | None]] = SimpleQueue()
-                    pool.submit(self._fetch_all, coming)
+                    coming: SimpleQueue[Fetched | None] = SimpleQueue()
+                    pending = pool.submit(self._fetch_all, coming)
                     yield found
-                    while (found := coming.get().result()) is not None:
+                    while (found := coming.get()) is not None:
                         self.size_bytes += found.data.numel()
                         yield found
+                    pending.result()
                     return
                 pending = pool.submit(self._next)
                 yield found
@@ -233,20 +235,15 @@ class Stream:
             self._feed.stop()
             if pool is not None:
                 pool.shutdown(wait=False, cancel_futures=True)
+            pending = None  # It and what it raised would hold each other, and buckets.
 
-    def _fetch_all(self, coming: "SimpleQueue[Future[Fetched | None]]") -> None:
-        """What a thread does: hand on what it fetches, None after the last one, or what went wrong."""
-        is_there = True
-        while is_there:
-            outcome: Future[Fetched | None] = Future()
-            try:
-                found = self._awaited(self._next)
-                outcome.set_result(found)
-                is_there = found is not None
-            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
-                outcome.set_exception(error)
-                is_there = False
-            coming.put(outcome)
+    def _fetch_all(self, coming: "SimpleQueue[Fetched | None]") -> None:
+        """What a thread does: hand on what it fetches, and None when there is no more, or it failed."""
+        try:
+            while (found := self._awaited(self._next)) is not None:
+                coming.put(found)
+        finally:
+            coming.put(None)
 
     def _awaited(self, following: Callable[[], Fetched | None]) -> Fetched | None:
         with self._watch.measure("wire"):

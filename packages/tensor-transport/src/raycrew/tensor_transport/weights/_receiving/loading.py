@@ -1,12 +1,13 @@
 """Hands the tensors of a version to `load`, and notes what was handed out."""
 
+import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from raycrew.tensor_transport.errors import LoadRefusedError, WeightUpdateError
-from raycrew.tensor_transport.weights._receiving.fetching import Assembler, Fetched, Heading
+from raycrew.tensor_transport.weights._receiving.fetching import Assembler, Fetched, Heading, Stream
 from raycrew.tensor_transport.weights._receiving.rollback import bare
 from raycrew.tensor_transport.weights._receiving.twins import Twins
 from raycrew.tensor_transport.weights._update import (
@@ -70,8 +71,7 @@ class Loading:
         """(name, tensor) of all buckets, those that come in pieces put together."""
         assembler = Assembler(self._heading.version)
         try:
-            for fetched in self._twins.compared(buckets):
-                self._note(fetched)
+            for fetched in self._twins.compared(self._noted(buckets)):
                 for name, tensor in assembler.whole(fetched.tensors()):
                     self._twins.compare(name, tensor)
                     self._touch()
@@ -86,15 +86,17 @@ class Loading:
             self.failure = error
             raise
 
-    def check_taken(self, rest: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """Raise WeightUpdateError if `load` left something, or what went wrong after all."""
+    def took_all(self, rest: Iterator[tuple[str, torch.Tensor]]) -> bool:
+        """Whether `load` left nothing; raises what went wrong after all."""
         taken = self.taken
-        left = next(rest, None)
-        if left is not None or not self.is_whole or taken != len(self.schema):
-            raise WeightUpdateError(
-                f"update {self._heading.version}: load() took {taken} of {len(self.schema)} tensors; "
-                "it has to exhaust its iterator"
-            )
+        is_left = next(rest, None) is not None
+        self.taken = taken
+        return not is_left and self.is_whole and taken == len(self.schema)
+
+    def _noted(self, buckets: Iterable[Fetched]) -> Iterator[Fetched]:
+        for fetched in buckets:
+            self._note(fetched)
+            yield fetched
 
     def _touch(self) -> None:
         if not self.touched:
@@ -130,25 +132,15 @@ def load_whole(load: Load, loading: Loading, stream: Iterable[Fetched], watch: S
         LoadRefusedError: `load` raised it, and changed nothing.
         Exception: What went wrong with the buckets.
     """
-    tensors = loading.tensors(stream)
-    try:
-        with watch.measure("load"):
-            load(tensors)
-    except LoadRefusedError:
-        raise
-    except Exception as error:
-        if loading.failure is None:
-            raise WeightUpdateError(f"update {loading.version}: load() raised {error!r}") from error
-        raise loading.failure from (None if error is loading.failure else error)
-    else:
-        if loading.failure is not None:
-            raise loading.failure
-        loading.check_taken(tensors)
-    finally:
-        tensors.close()
+    _, took_all = _hand_out(load, "load", loading, stream, watch)
+    if not took_all:
+        raise WeightUpdateError(
+            f"update {loading.version}: load() took {loading.taken} of {len(loading.schema)} tensors; "
+            "it has to exhaust its iterator"
+        )
 
 
-def load_ahead(ahead: Ahead, loading: Loading, stream: Iterable[Fetched], watch: Stopwatch) -> Load | None:
+def load_ahead(ahead: Ahead, loading: Loading, stream: Stream, watch: Stopwatch) -> Load | None:
     """Fetch a version, and have something made ready of it meanwhile; what loads it then.
 
     Args:
@@ -158,14 +150,40 @@ def load_ahead(ahead: Ahead, loading: Loading, stream: Iterable[Fetched], watch:
         watch: Measures it.
 
     Raises:
-        Exception: What went wrong with the buckets, or what `ahead` raised.
+        WeightUpdateError: `ahead` raised, or returned what can't be called.
+        LoadRefusedError: `ahead` raised it.
+        Exception: What went wrong with the buckets.
     """
-    tensors = loading.tensors(stream)
-    with watch.measure("ahead"):
-        load = ahead(tensors)
-    taken = loading.taken
-    for _ in tensors:  # What was left is fetched, too.
-        pass
-    if loading.failure is not None:
-        raise loading.failure
-    return load if taken == len(loading.schema) else None
+    with contextlib.closing(iter(stream)) as buckets:
+        load, took_all = _hand_out(ahead, "ahead", loading, buckets, watch)
+        if load is not None and not callable(load):
+            what = type(load).__name__
+            raise WeightUpdateError(f"update {loading.version}: ahead() returned a {what}, no callable")
+        loading.fetched.extend(buckets)  # Those that it left.
+    return load if took_all else None
+
+
+def _hand_out(
+    use: Callable[[Iterator[tuple[str, torch.Tensor]]], Any],
+    name: str,
+    loading: Loading,
+    buckets: Iterable[Fetched],
+    watch: Stopwatch,
+) -> tuple[Any, bool]:
+    """What is returned by who is given the tensors, and whether it took all of them; see `load_whole`."""
+    tensors = loading.tensors(buckets)
+    try:
+        with watch.measure(name):
+            made = use(tensors)
+    except LoadRefusedError:
+        raise
+    except Exception as error:
+        if loading.failure is None:
+            raise WeightUpdateError(f"update {loading.version}: {name}() raised {error!r}") from error
+        raise loading.failure from (None if error is loading.failure else error)
+    else:
+        if loading.failure is not None:
+            raise loading.failure
+        return made, loading.took_all(tensors)
+    finally:
+        tensors.close()

@@ -317,7 +317,7 @@ class WeightReceiver(Belonging):
     def _check_idle(self) -> None:
         """Refuse, with the lock held, what this thread asks for while it applies an update."""
         if self._applying:
-            raise TransportError("a WeightReceiver was called by the load() that it is within")
+            raise TransportError("a WeightReceiver was called by the load() or ahead() that it is within")
 
     def _check_usable(self) -> None:
         self._check_process()
