@@ -136,7 +136,7 @@ class Applier:
                 return WeightReceipt(heading.version, 0, 0.0, 0.0, self.held.version)
             self._check(heading)
             load = prepared.load if ready and prepared is not None else None
-            loading = self._load_all(heading, stream, watch, load or self._load)
+            loading = self._load_all(heading, stream, watch, load)
         except BaseException as error:
             self._refuse(update, heading, error)
             raise
@@ -162,7 +162,7 @@ class Applier:
                 fetched = loading.fetched
             names = frozenset(entry.name for one in fetched for entry in one.parcel.entries)
             can_return = self.held.is_whole and self._rollback.is_at_hand(names)
-            self._prepared = _Prepared(heading, fetched, watch, can_return, load)
+            self._prepared = _Prepared(heading.with_all(fetched), fetched, watch, can_return, load)
         except BaseException as error:
             self._refuse(version, heading, error)
             raise
@@ -237,7 +237,9 @@ class Applier:
         if self._expected is not None and heading.schema is not None:
             compare_schemas(self._expected, heading.schema, version, partial=heading.bases is not None)
 
-    def _load_all(self, heading: Heading, stream: Iterable[Fetched], watch: Stopwatch, load: Load) -> Loading:
+    def _load_all(
+        self, heading: Heading, stream: Iterable[Fetched], watch: Stopwatch, prepared: Load | None
+    ) -> Loading:
         loading = Loading(
             heading,
             self._expected,
@@ -248,8 +250,10 @@ class Applier:
         if self._verify_first:
             stream = list(stream)
         before = self.held
+        if prepared is not None:
+            loading.touch()  # What has the tensors already need not take one before it changes something.
         try:
-            load_whole(load, loading, stream, watch)
+            load_whole(prepared or self._load, loading, stream, watch)
         except LoadRefusedError:
             self.held = before
             raise

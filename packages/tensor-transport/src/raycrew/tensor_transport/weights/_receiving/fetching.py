@@ -40,7 +40,7 @@ class Heading:
 
     Attributes:
         entries: Those of each part, whose buckets are counted by themselves; None where they come with the
-            buckets.
+            buckets, until all are there.
     """
 
     version: int
@@ -49,6 +49,14 @@ class Heading:
     entries: Sequence[Sequence[TensorEntry]] | None
     schema: Schema | None
     is_vote: bool = False
+
+    def with_all(self, fetched: "Sequence[Fetched]") -> "Heading":
+        """What is known once all buckets are there."""
+        if self.entries is not None:
+            return self
+        entries = [one.parcel.entries for one in fetched]
+        schema = {entry.name: (entry.dtype, entry.full_shape) for found in entries for entry in found}
+        return dataclasses.replace(self, entries=entries, schema=schema)
 
 
 @dataclass(frozen=True, slots=True)

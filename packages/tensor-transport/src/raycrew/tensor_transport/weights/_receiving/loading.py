@@ -74,7 +74,7 @@ class Loading:
             for fetched in self._twins.compared(self._noted(buckets)):
                 for name, tensor in assembler.whole(fetched.tensors()):
                     self._twins.compare(name, tensor)
-                    self._touch()
+                    self.touch()
                     self.taken += 1
                     yield name, tensor
             assembler.check_empty()
@@ -98,7 +98,8 @@ class Loading:
             self._note(fetched)
             yield fetched
 
-    def _touch(self) -> None:
+    def touch(self) -> None:
+        """Something of it goes into the weights from now on."""
         if not self.touched:
             self._on_touch(self.version)
         self.touched = True
