@@ -2,11 +2,11 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -32,6 +32,8 @@ from raycrew.tensor_transport.weights._update import (
     shares_memory,
     use_here,
 )
+
+_Error = TypeVar("_Error", BucketFetchError, ChecksumMismatchError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +127,14 @@ class Fetched:
             what = "its checksum differs"
         else:
             return
-        failure = ChecksumMismatchError(
-            f"update {version}: bucket {self.parcel.index} arrived damaged: {what}"
-        )
-        failure.bucket = self.parcel.index
-        raise failure
+        said = f"update {version}: bucket {self.parcel.index} arrived damaged: {what}"
+        raise _of_bucket(ChecksumMismatchError(said), self.parcel)
+
+
+def _of_bucket(error: _Error, parcel: Parcel) -> _Error:
+    """The error, which says which bucket it is: a frame that had it would hold it, and be held by it."""
+    error.bucket = parcel.index
+    return error
 
 
 class Fetcher:
@@ -166,11 +171,8 @@ class Fetcher:
         except PeerLostError as error:
             raise UpdateAbortedError(f"version {version} was given up: {error}") from error
         except TransportError as error:
-            failure = BucketFetchError(
-                f"update {version}: bucket {parcel.index} of {parcel.of} cannot be had: {error}"
-            )
-            failure.bucket = parcel.index
-            raise failure from error
+            what = f"update {version}: bucket {parcel.index} of {parcel.of} cannot be had: {error}"
+            raise _of_bucket(BucketFetchError(what), parcel) from error
         keeps = self._borrow or bool(getattr(self._store, "gives_own_memory", False))
         found = Fetched(parcel, data if keeps else private_copy(data))
         if self._verify or data.numel() != parcel.bucket.size_bytes:
@@ -215,7 +217,7 @@ class Stream:
         pool: ThreadPoolExecutor | None = None
         pending: Future[Any] | None = None
         try:
-            found = self._awaited(self._next)
+            found = self._awaited()
             while found is not None:
                 self.size_bytes += found.data.numel()
                 if self._feed.is_over:
@@ -224,7 +226,7 @@ class Stream:
                     return
                 if self._fetcher.takes_no_time and self._feed.is_at_hand and not self._eager:
                     yield found
-                    found = self._awaited(self._next)
+                    found = self._awaited()
                     continue
                 pool = pool or ThreadPoolExecutor(1, thread_name_prefix="weight-fetch")
                 if self._eager:
@@ -238,7 +240,8 @@ class Stream:
                     return
                 pending = pool.submit(self._next)
                 yield found
-                found = self._awaited(pending.result)
+                with self._watch.measure("wire"):
+                    found = pending.result()
         finally:
             self._feed.stop()
             if pool is not None:
@@ -248,14 +251,14 @@ class Stream:
     def _fetch_all(self, coming: "SimpleQueue[Fetched | None]") -> None:
         """What a thread does: hand on what it fetches, and None when there is no more, or it failed."""
         try:
-            while (found := self._awaited(self._next)) is not None:
+            while (found := self._awaited()) is not None:
                 coming.put(found)
         finally:
             coming.put(None)
 
-    def _awaited(self, following: Callable[[], Fetched | None]) -> Fetched | None:
+    def _awaited(self) -> Fetched | None:
         with self._watch.measure("wire"):
-            return following()
+            return self._next()
 
     def _next(self) -> Fetched | None:
         try:

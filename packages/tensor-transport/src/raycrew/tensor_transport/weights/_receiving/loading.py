@@ -188,3 +188,4 @@ def _hand_out(
         return made, loading.took_all(tensors)
     finally:
         tensors.close()
+        loading.failure = None  # It would hold what holds it, and all buckets.
