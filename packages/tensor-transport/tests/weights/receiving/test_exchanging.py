@@ -7,7 +7,7 @@ from doubles import Generator, await_no_fetching
 from models import assert_same, weights
 from streaming import TIMEOUT_S, Trainer, sync
 
-from raycrew.tensor_transport.errors import LoadRefusedError, WeightUpdateError
+from raycrew.tensor_transport.errors import LoadRefusedError, StaleWeightsError, WeightUpdateError
 from raycrew.tensor_transport.testing import InProcessByteStore
 from raycrew.tensor_transport.weights import WeightDirectory
 
@@ -68,6 +68,25 @@ def test_what_fails_in_the_exchange_comes_back_by_load(store, directory, trainer
     sync([trainer], [generator], directory, publish=publish, **PREPARED)
     assert_same(generator.model.tensors, weights(1))
     assert generator.receiver.intact
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_an_exchange_that_is_interrupted_leaves_a_mixture_that_the_next_one_repairs(
+    store, directory, trainer, stop
+):
+    generator = Generator(store, directory, rollback="shadow")
+    sync([trainer], [generator], directory, **PREPARED)
+    trainer.seed, generator.exchange = 1, lambda given, tensors: raises(stop)
+    trainer.publish_weights()
+    generator.receiver.prepare(2)
+    with pytest.raises(stop):
+        generator.receiver.apply(2)
+    assert not generator.receiver.intact and generator.receiver.version == 1
+    with pytest.raises(StaleWeightsError):
+        generator.receiver.tag(3)
+    generator.receiver.pull()
+    assert_same(generator.model.tensors, weights(1))
+    assert generator.receiver.intact and generator.did == ["ahead", "exchange", "ahead", "load"]
 
 
 @pytest.mark.parametrize("publish", ["publish_weights", "publish_mapping"])

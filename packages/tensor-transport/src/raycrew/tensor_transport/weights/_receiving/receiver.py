@@ -67,7 +67,9 @@ class WeightReceiver(Belonging):
             bytes of another size each time. It knows by itself what fits, and the way back.
         ahead: Called by `prepare` with an iterator like that of `load`, as the buckets come, to make
             something of them that leaves what is held alone. It returns what `apply` calls in place of
-            `load`, with the same tensors; or None, for `load`.
+            `load`, with the same tensors, by the `DeltaTarget` if there is one; or None, for `load`, which is
+            called, too, where it left tensors. No version is held from that call on, as it may change
+            something before it takes a tensor, unless it raises LoadRefusedError.
         directory: Where versions are found by number.
         name: What the directory calls this receiver; unique. One that was restarted may have its name again:
             it holds nothing then, and an update that waited for the one before is given up at once. Without
@@ -214,7 +216,7 @@ class WeightReceiver(Belonging):
         one, comes to the version before that first.)
 
         Raises:
-            WeightUpdateError: As `apply`.
+            WeightUpdateError: As `apply`, or `ahead` raised, or returned what can't be called.
         """
         number = version if isinstance(version, int) else operator.index(version)
         with self._transaction(number, timeout_s):
