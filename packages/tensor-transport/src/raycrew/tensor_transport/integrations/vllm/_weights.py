@@ -318,10 +318,12 @@ class VllmWeights(Belonging):
 def _portions(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[list[tuple[str, torch.Tensor]]]:
     """Tensors, some at a time."""
     some: list[tuple[str, torch.Tensor]] = []
+    size = 0
     for name, tensor in tensors:
         some.append((name, tensor))
-        if sum(one.nbytes for _, one in some) >= _AHEAD_BYTES:
+        size += tensor.nbytes
+        if size >= _AHEAD_BYTES:
             yield some
-            some = []
+            some, size = [], 0
     if some:
         yield some
