@@ -316,6 +316,20 @@ class TestRequests:
             with pytest.raises(Exception, match="event loop"):
                 asyncio.run_coroutine_threadsafe(on_the_loop(), loop).result(10)
 
+    @pytest.mark.timeout(60)
+    def test_of_an_asynchronous_engine_whose_loop_has_ended(self, factory, store, publisher):
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever)
+        thread.start()
+        with VllmWeights(AsyncEngine(factory), loop=loop, store=store) as weights:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            with pytest.raises(WeightUpdateError, match="the engine's event loop has ended"):
+                weights.apply_weights(publisher.publish(model(1)))
+        with pytest.raises(RuntimeError, match="the engine's event loop has ended"):
+            VllmWeights(AsyncEngine(factory), loop=loop, store=store)
+        loop.close()
+
 
 class TestWhatIsRefused:
     def test_bad_arguments(self, factory, store):

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from concurrent.futures import wait
 from typing import Any, Literal, Protocol
 
 from raycrew.tensor_transport.errors import LoadRefusedError
@@ -9,6 +10,7 @@ from raycrew.tensor_transport.errors import LoadRefusedError
 Requests = Literal["continue", "finish", "abort"]
 """What becomes of requests under way when new weights are loaded."""
 
+_LOOK_S = 1.0  # How often it is looked whether a loop that is waited for still runs.
 _MODES: dict[Requests, str] = {"continue": "keep", "finish": "wait", "abort": "abort"}
 
 
@@ -162,7 +164,7 @@ class OnlineEngine:
         """What a coroutine on the engine's loop returns.
 
         Raises:
-            RuntimeError: This is the loop's own thread, which would wait for itself.
+            RuntimeError: This is the loop's own thread, which would wait for itself; or the loop has ended.
         """
         if _running_loop() is self._loop:
             raise RuntimeError("this blocks the engine's event loop: use asyncio.to_thread(...)")
@@ -170,7 +172,11 @@ class OnlineEngine:
         async def answer() -> Any:
             return await ask()
 
-        return asyncio.run_coroutine_threadsafe(answer(), self._loop).result()
+        future = asyncio.run_coroutine_threadsafe(answer(), self._loop)
+        while not wait([future], timeout=_LOOK_S).done:
+            if not self._loop.is_running():
+                raise RuntimeError("the engine's event loop has ended")
+        return future.result()
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
