@@ -62,7 +62,7 @@ def test_a_thread_that_is_taken_as_it_ends_does_what_it_is_given(monkeypatch):
     idle.clear()
     thread.join(0.2)  # Longer than it is kept.
     future = kept_threads.Future()
-    thread.todo.put((future, lambda: None, True))
+    thread.todo.put((future, lambda: None))
     future.result(60)
 
 
@@ -99,7 +99,7 @@ def test_nothing_of_the_work_is_kept(kept_long):
 def test_cancelled_work_is_not_done(kept_long):
     thread, busy = helping(), threading.Event()
     first = run_beside(lambda: busy.wait(60))
-    thread.todo.put((cancelled := kept_threads.Future(), pytest.fail, False))
+    thread.todo.put((cancelled := kept_threads.Future(), pytest.fail))
     assert cancelled.cancel()
     busy.set()
     first.result(60)

@@ -240,12 +240,21 @@ class Full(Counted):
 @pytest.mark.parametrize("directory", [None, WeightDirectory.local])
 def test_nobody_writes_to_a_bucket_that_was_given_up(directory, monkeypatch):
     """There is no room for the third bucket while a helper still copies to the second one."""
-    model = {name: torch.full((4 << 20,), ord(name), dtype=torch.int32) for name in "abc"}
-    take, mine, under_way = copying.fold_bytes, threading.get_ident(), []
-    inside, let_go = threading.Event(), threading.Event()
+    model = {name: torch.ones(4 << 20) for name in "abc"}
+    take, inside, let_go, mine = (
+        copying.fold_bytes,
+        threading.Event(),
+        threading.Event(),
+        threading.get_ident(),
+    )
+    under_way, begun, begin = [], [], packing.Filling.begin
+
+    def note(filling):
+        begun.append(filling)
+        begin(filling)
 
     def held_up(raw):
-        if raw[0] == ord("b") and threading.get_ident() != mine:
+        if len(begun) == 2 and threading.get_ident() != mine:
             under_way.append(1)
             inside.set()
             let_go.wait(60)
@@ -258,6 +267,7 @@ def test_nobody_writes_to_a_bucket_that_was_given_up(directory, monkeypatch):
 
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(2))
     monkeypatch.setattr(copying, "fold_bytes", held_up)
+    monkeypatch.setattr(packing.Filling, "begin", note)
     with Full(give_up) as transport:
         options = {"directory": directory and directory(), "bucket_bytes": model["a"].nbytes}
         with (

@@ -12,7 +12,7 @@ from raycrew.tensor_transport._bytes.folding import (
     fold_in_sections,
 )
 from raycrew.tensor_transport._bytes.gone import lost, stale
-from raycrew.tensor_transport._bytes.kept_threads import Crew, run_beside, run_whole
+from raycrew.tensor_transport._bytes.kept_threads import run_beside, run_whole
 from raycrew.tensor_transport._bytes.memory import (
     FREED,
     TORCH_DTYPES,
@@ -84,7 +84,6 @@ __all__ = [
     "BlockFolds",
     "ByFields",
     "Closing",
-    "Crew",
     "Encoded",
     "Entry",
     "Place",

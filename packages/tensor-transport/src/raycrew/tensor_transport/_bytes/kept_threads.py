@@ -1,7 +1,5 @@
 """Threads that stay for a moment after their work: to start one takes as long as a copy of megabytes."""
 
-import contextlib
-import ctypes
 import itertools
 import os
 import threading
@@ -25,18 +23,6 @@ def processors() -> Processors:
     return frozenset(range(os.cpu_count() or 1))
 
 
-def apart(count: int) -> list[Processors]:
-    """Where so many threads should run that help this one.
-
-    A scheduler may leave two threads on one processor for a long time while another one does nothing. So
-    where these and this one are as many as there are processors, each of them has one that is not this
-    one's at the moment; where there are more processors, one may be busy with something else.
-    """
-    mine = processors()
-    others = sorted(mine - {_this_processor()})
-    return [frozenset({other}) for other in others] if len(others) == count else [mine] * count
-
-
 def run_beside(work: Callable[[], _T]) -> Future[_T]:
     """What another thread makes of some work, on the processors of this one: soon or late.
 
@@ -45,37 +31,15 @@ def run_beside(work: Callable[[], _T]) -> Future[_T]:
     Raises:
         RuntimeError: There are no more threads to be had.
     """
+    mine = processors()
+    try:
+        thread = _idle[mine].pop()
+    except IndexError:
+        thread = _Kept(mine)
+        thread.start()
     future: Future[_T] = Future()
-    _taken(processors()).todo.put((future, work, True))
+    thread.todo.put((future, work))
     return future
-
-
-class Crew:
-    """Threads that help this one with one thing after another, without a pause between these.
-
-    All that they were given must be over, or cancelled, when it is closed.
-    """
-
-    def __init__(self) -> None:
-        self._threads: list[_Kept] = []
-
-    def run_beside(self, work: Callable[[], _T], count: int, futures: list[Future[_T]]) -> None:
-        """Have so many threads do some work, each after what it was given before, and note what they make.
-
-        There may be fewer to be had. They are noted first: whoever is interrupted has to know of them.
-        """
-        with contextlib.suppress(RuntimeError):  # There may be no more threads to be had.
-            for where in apart(count)[len(self._threads) :]:
-                self._threads.append(_taken(where))
-        for thread in self._threads[:count]:
-            futures.append(Future())
-            thread.todo.put((futures[-1], work, False))
-
-    def close(self) -> None:
-        """Others may have the threads. Idempotent."""
-        while self._threads:
-            thread = self._threads.pop()
-            _idle[thread.processors].append(thread)
 
 
 def run_whole(work: Callable[[], object]) -> None:
@@ -98,14 +62,11 @@ class _Kept(threading.Thread):
 
     def __init__(self, processors: Processors) -> None:
         super().__init__(name=f"copy-{next(_numbers)}", daemon=True)
-        self.todo: SimpleQueue[tuple[Future[Any], Callable[[], Any], bool]] = SimpleQueue()
-        self.processors = processors
+        self.todo: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._processors = processors
 
     def run(self) -> None:
         """Do one thing after another."""
-        if self.processors != processors():  # Those of whoever started it.
-            with contextlib.suppress(OSError):  # They may have been taken away from this process.
-                os.sched_setaffinity(0, self.processors)
         while self._do_next():
             pass
 
@@ -114,44 +75,28 @@ class _Kept(threading.Thread):
             todo = self.todo.get(timeout=_KEPT_S)
         except Empty:
             try:
-                _idle[self.processors].remove(self)
-            except ValueError:  # Somebody has taken it, and may wait for what comes.
-                return True
-            return False
+                _idle[self._processors].remove(self)
+            except ValueError:  # Somebody took it at this moment, and may wait for what comes.
+                todo = self.todo.get()
+            else:
+                return False
         self._do(*todo)
         return True
 
-    def _do(self, future: Future[Any], work: Callable[[], Any], is_last: bool) -> None:
+    def _do(self, future: Future[Any], work: Callable[[], Any]) -> None:
         begun, made, error = future.set_running_or_notify_cancel(), None, None
         try:
             if begun:
                 made = work()
         except BaseException as raised:  # noqa: BLE001 - whoever waits gets it
             error = raised
-        if is_last:
-            _idle[self.processors].append(self)  # First: whoever waits may have more to do.
+        _idle[self._processors].append(self)  # First: whoever waits may have more to do.
         if error is not None:
             future.set_exception(error)
         elif begun:
             future.set_result(made)
 
 
-def _taken(where: Processors) -> _Kept:
-    """A thread on these processors, as long as they are there to be had, that is nobody else's."""
-    try:
-        return _idle[where].pop()
-    except IndexError:
-        thread = _Kept(where)
-        thread.start()
-        return thread
-
-
-def _this_processor() -> int:
-    """The one that this thread is on at this moment; -1 where threads can't be told where to run."""
-    return -1 if _sched_getcpu is None or not hasattr(os, "sched_setaffinity") else int(_sched_getcpu())
-
-
-_sched_getcpu = getattr(ctypes.PyDLL(None), "sched_getcpu", None)
 _numbers = itertools.count()
 _idle: defaultdict[Processors, list[_Kept]] = defaultdict(list)
 os.register_at_fork(after_in_child=_idle.clear)

@@ -1,10 +1,11 @@
 """Work on many bytes by this thread and a few helpers, part by part."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Generic, TypeVar
 
-from raycrew.tensor_transport._bytes.kept_threads import Crew, processors
+from raycrew.tensor_transport._bytes.kept_threads import processors, run_beside
 
 _THREADS = 4
 _PARALLEL_BYTES = 8 << 20  # From here on work is worth the start of threads.
@@ -34,26 +35,18 @@ class Shared(Generic[_T]):
     """Work that helpers begin with while this thread does something else: `share_out` that waits later.
 
     What has begun must be finished, or stopped.
-
-    Args:
-        parts: What it consists of.
-        size: How many bytes these are.
-        work: Called for each part.
-        crew: Who helps with it after what came before; a crew of its own unless given.
     """
 
-    def __init__(
-        self, parts: Sequence[_T], size: int, work: Callable[[_T], object], crew: Crew | None = None
-    ) -> None:
+    def __init__(self, parts: Sequence[_T], size: int, work: Callable[[_T], object]) -> None:
         self._waiting, self._work = iter(parts), work
-        self._crew, self._has_own = crew or Crew(), crew is None
         self._helpers = 0 if size < _PARALLEL_BYTES else min(_THREADS, len(parts), len(processors())) - 1
         self._helping: list[Future[None]] = []
 
     def begin(self) -> None:
         """Have helpers begin."""
         # On a busy machine helpers come late: whoever has a processor takes the next section.
-        self._crew.run_beside(self._work_on_what_is_left, self._helpers, self._helping)
+        with contextlib.suppress(RuntimeError):  # There may be no more threads to be had.
+            self._helping.extend(run_beside(self._work_on_what_is_left) for _ in range(self._helpers))
 
     def finish(self) -> None:
         """Do what is left of it, and raise what a part raised; none is under way any more."""
@@ -69,8 +62,6 @@ class Shared(Generic[_T]):
         list(self._waiting)
         self._helping = [helper for helper in self._helping if not helper.cancel()]
         wait(self._helping)
-        if self._has_own:
-            self._crew.close()
 
     def _work_on_what_is_left(self) -> None:
         for part in self._waiting:

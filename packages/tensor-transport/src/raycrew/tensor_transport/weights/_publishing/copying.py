@@ -11,7 +11,6 @@ from raycrew.tensor_transport._bytes import (
     FOLD_BYTES,
     SECTION_BYTES,
     BlockFolds,
-    Crew,
     SectionFolds,
     Shared,
     flat_bytes,
@@ -59,22 +58,16 @@ class Filling:
     """Copies tensors of the CPU into a bucket, in which they lie one after another, by several threads.
 
     What has begun must be finished, or stopped.
-
-    Args:
-        bucket: Its memory.
-        tensors: What goes there.
-        summed: Whether it is to be summed.
-        crew: Who helps.
     """
 
-    def __init__(self, bucket: Bytes, tensors: Sequence[Copying], crew: Crew, *, summed: bool) -> None:
+    def __init__(self, bucket: Bytes, tensors: Sequence[Copying], *, summed: bool) -> None:
         self._bucket, self._tensors = bucket, tensors
         self._runs = [_Run(each) for each in tensors]
         broken = [each for each, run in zip(tensors, self._runs, strict=True) if run.is_broken]
         share_out(broken, work_of(each.entry.size_bytes for each in broken), Copying.copy_elements)
         self._starts, self._stops = [run.start for run in self._runs], [run.stop for run in self._runs]
         self._sums = SectionFolds(len(bucket)) if summed else None
-        self._sections = Shared(range(0, len(bucket), SECTION_BYTES), len(bucket), self._take, crew)
+        self._sections = Shared(range(0, len(bucket), SECTION_BYTES), len(bucket), self._take)
 
     def begin(self) -> None:
         """Have helpers begin."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from raycrew.tensor_transport._bytes import Crew, run_whole
+from raycrew.tensor_transport._bytes import run_whole
 from raycrew.tensor_transport.protocols import ByteStore
 from raycrew.tensor_transport.weights._publishing.copying import Copying, Filling
 from raycrew.tensor_transport.weights._publishing.glimpses import fold
@@ -167,7 +167,6 @@ class Packer:
         self._entries: list[TensorEntry] = []
         self._staying: list[Copying] = []
         self._fillings: deque[tuple[Filling, Full]] = deque()
-        self._crew = Crew()
         self._flushed = 0
         self.waited_s = 0.0
 
@@ -204,7 +203,6 @@ class Packer:
         """Give the memory back; what is being sent is waited for, whatever becomes of it."""
         for filling, _ in self._fillings:
             filling.stop()
-        self._crew.close()
         if self._sending is not None and not self._sending.cancel():
             wait([self._sending])  # The pool does not know a thread whose start was interrupted.
         if self._pool is not None:
@@ -229,12 +227,12 @@ class Packer:
         staying, self._staying = self._staying, []
         full = Full(index, room, size_bytes, entries, None, is_last)
         if staying:
-            memory = room.memory[:size_bytes].numpy()
-            filling = Filling(memory, staying, self._crew, summed=self._checksums)
+            filling = Filling(room.memory[:size_bytes].numpy(), staying, summed=self._checksums)
+            for earlier, _ in self._fillings:
+                earlier.copy()
             self._fillings.append((filling, full))
             filling.begin()
-        # Helpers go on to it, and the next one is planned meanwhile; but memory beside the store's is that of
-        # two buckets.
+        # Helpers fill it while the next one is planned; but memory beside the store's is that of two buckets.
         self._send_filled(but=1 if staying and room.ticket is not None and not is_last else 0)
         if not staying:
             self._send_full(full)
