@@ -20,6 +20,7 @@ from raycrew.tensor_transport.weights._publishing.copying import Copying, Fillin
 from raycrew.tensor_transport.weights._publishing.glimpses import fold
 from raycrew.tensor_transport.weights._update import TensorEntry
 
+BLOCK = FOLD_BYTES // 8
 LARGE = SECTION_BYTES + 3 * FOLD_BYTES + 24
 
 
@@ -101,9 +102,12 @@ def test_what_was_copied_is_folded_before_the_next_block_is(monkeypatch):
 
 
 @pytest.mark.hostile
+@pytest.mark.parametrize("checksums", [False, True])
 @pytest.mark.parametrize("threads", [1, 4])
-@pytest.mark.parametrize("place", [0, LARGE // 16, LARGE // 8 - 1])
-def test_a_write_while_blocks_are_copied_is_seen_or_published(monkeypatch, place, threads):
+@pytest.mark.parametrize(
+    "place", [0, BLOCK - 1, BLOCK, 3 * BLOCK - 1, 3 * BLOCK, LARGE // 16, LARGE // 8 - 1]
+)
+def test_a_write_while_blocks_are_copied_is_seen_or_published(monkeypatch, place, threads, checksums):
     """What was copied before is refused; what comes later is the state that is there in the end."""
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(threads))
     held, work, blocks = {"a": torch.zeros(LARGE // 8, dtype=torch.int64)}, copying.fold_bytes, count(1)
@@ -114,15 +118,15 @@ def test_a_write_while_blocks_are_copied_is_seen_or_published(monkeypatch, place
             held["a"].numpy()[place] = 5
         return found
 
-    with SharedMemoryTransport() as store, WeightPublisher(store) as publishing:
+    with SharedMemoryTransport() as store, WeightPublisher(store, checksums=checksums) as publishing:
         monkeypatch.setattr(copying, "fold_bytes", intrude)
         try:
             update = publishing.publish(held)
         except SourceChangedError:
-            assert place < LARGE // 8 - 1 or threads > 1
+            assert place < 3 * BLOCK or threads > 1
             update = publishing.publish(held)
         else:
-            assert place > 0 or threads > 1, "one thread copies what comes first at first"
+            assert place >= 3 * BLOCK or threads > 1, "one thread copies what comes first at first"
         model = Model()
         WeightReceiver(model.load, store=store).apply(update)
         assert_same(model.tensors, held)
