@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from vllm_ahead import check, check_computes, failing_after, prepared_and_applie
 from vllm_engines import LONG, greedy, model_of, references, weights_of
 
 from raycrew.tensor_transport import StaleWeightsError, WeightPublisher, WeightUpdateError
-from raycrew.tensor_transport.integrations.vllm import _layers
+from raycrew.tensor_transport.integrations.vllm import _ahead, _layers
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -100,6 +101,40 @@ class TestFailures:
             prepared_and_applied(trainer, weights, 2)
             check(engine, weights, 2)
         assert len(loads) == 2
+
+    def test_what_a_layer_keeps_of_its_parameters_is_not_the_next_layers(
+        self, engine, trainer, weights, monkeypatch
+    ):
+        method, packs = (
+            _layers.UnquantizedLinearMethod,
+            _layers.UnquantizedLinearMethod.process_weights_after_loading,
+        )
+
+        def keeping(self, layer):
+            layer.as_loaded = layer.weight.detach()
+            packs(self, layer)
+
+        monkeypatch.setattr(method, "process_weights_after_loading", keeping)
+        prepared_and_applied(trainer, weights, 2)
+        name = "model.layers.0.self_attn.o_proj"
+        kept = worker_of(engine).model.get_submodule(name).as_loaded
+        assert torch.equal(kept, trainer.model.get_submodule(name).weight)
+
+    def test_a_layer_some_of_whose_parameters_nothing_loads_has_no_plan(self):
+        module = torch.nn.Linear(2, 2)
+        module.quant_method = object()
+        given = {"w": torch.zeros(2, 2), "b": torch.zeros(2)}
+        calls = [
+            _layers.Call(torch.Tensor.copy_, (parameter, given[name[0]]), {})
+            for name, parameter in module.named_parameters()
+        ]
+        layer = SimpleNamespace(
+            module=module, parameters=dict(module.named_parameters()), kept={}, calls=calls
+        )
+        names = {id(tensor): name for name, tensor in given.items()}
+        assert len(_ahead._layer_plan(layer, names).steps) == 2
+        del calls[1]
+        assert _ahead._layer_plan(layer, names) is None
 
 
 class TestOtherTensors:

@@ -139,6 +139,8 @@ def _layer_plan(layer: PlainLayer, names: Mapping[int, str]) -> _LayerPlan | Non
     is_kept = method is None or isinstance(method, UnquantizedEmbeddingMethod)
     if is_kept and any(form_of(live) != form_of(forms[name]) for name, live in layer.kept.items()):
         return None
+    if not is_kept and forms.keys() != {step.parameter for step in found}:  # A double has no other values.
+        return None
     return _LayerPlan(layer.module, forms, found, method, is_kept)
 
 
@@ -266,7 +268,7 @@ class _Double:
         for number, step in enumerate(self.plan.steps):
             step.run(getattr(layer, step.parameter), self.given[number])
         self.plan.method.process_weights_after_loading(layer)
-        made = {name: value for name, value in vars(layer).items() if name not in _OWN}
+        made = {name: _apart(value, room) for name, value in vars(layer).items() if name not in _OWN}
         self._made = {name: value for name, value in made.items() if before.get(name, _ABSENT) is not value}
         if not self.plan.is_kept:
             present = self.plan.module.named_parameters(recurse=False)
@@ -297,7 +299,8 @@ def _double(module: torch.nn.Module) -> torch.nn.Module:
     return layer
 
 
-def _apart(tensor: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
-    """A tensor that is not in the room, which the next layer uses."""
-    is_there = tensor.untyped_storage().data_ptr() == room.untyped_storage().data_ptr()
-    return tensor.clone() if is_there and tensor.numel() else tensor
+def _apart(value: Any, room: torch.Tensor) -> Any:
+    """A tensor that is not in the room, which the next layer uses; anything else as it is."""
+    if not isinstance(value, torch.Tensor) or value.is_meta or not value.numel():
+        return value
+    return value.clone() if value.untyped_storage().data_ptr() == room.untyped_storage().data_ptr() else value
