@@ -8,7 +8,7 @@ import pytest
 import torch
 from doubles import Generator, await_no_fetching
 from models import assert_same, weights
-from streaming import TIMEOUT_S, Trainer, sync
+from streaming import TIMEOUT_S, sync
 
 from raycrew.tensor_transport.errors import (
     BucketFetchError,
@@ -19,30 +19,12 @@ from raycrew.tensor_transport.errors import (
     WeightUpdateError,
 )
 from raycrew.tensor_transport.testing import InProcessByteStore
-from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher
+from raycrew.tensor_transport.weights import WeightPublisher
 
 pytestmark = pytest.mark.hostile
 PREPARED = {"prepare": "prepare_weights"}
 MODEL = {f"layers.{i}": torch.full((64,), float(i)) for i in range(6)}
 STOPS = [RuntimeError, KeyboardInterrupt, asyncio.CancelledError, SystemExit]
-
-
-@pytest.fixture
-def store():
-    return InProcessByteStore()
-
-
-@pytest.fixture
-def directory():
-    """One that waits for a silent receiver for as long as this test takes."""
-    with WeightDirectory.local(lease_s=3600.0, keep=2) as directory:
-        yield directory
-    await_no_fetching()
-
-
-@pytest.fixture
-def trainer(store, directory):
-    return Trainer(store, directory)
 
 
 def raises(error):

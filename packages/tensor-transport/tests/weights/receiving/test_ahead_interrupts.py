@@ -10,31 +10,13 @@ import torch
 from doubles import Generator, await_no_fetching, fetching
 from models import assert_same, weights
 from pressing import press_everywhere
-from streaming import TIMEOUT_S, Trainer
+from streaming import TIMEOUT_S
 
 from raycrew.tensor_transport.testing import InProcessByteStore
-from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher
+from raycrew.tensor_transport.weights import WeightPublisher
 
 pytestmark = pytest.mark.hostile
 MODEL = {f"layers.{i}": torch.full((64,), float(i)) for i in range(6)}
-
-
-@pytest.fixture
-def store():
-    return InProcessByteStore()
-
-
-@pytest.fixture
-def directory():
-    """One that waits for a silent receiver for as long as this test takes."""
-    with WeightDirectory.local(lease_s=3600.0, keep=2) as directory:
-        yield directory
-    await_no_fetching()
-
-
-@pytest.fixture
-def trainer(store, directory):
-    return Trainer(store, directory)
 
 
 def test_an_interrupt_of_the_thread_that_fetches_is_raised_where_it_is_hushed(store, directory):

@@ -3,34 +3,14 @@
 import threading
 
 import pytest
-from doubles import Generator, await_no_fetching
+from doubles import Generator
 from models import assert_same, weights
-from streaming import TIMEOUT_S, Trainer, sync
+from streaming import TIMEOUT_S, sync
 
 from raycrew.tensor_transport.errors import LoadRefusedError, StaleWeightsError, WeightUpdateError
-from raycrew.tensor_transport.testing import InProcessByteStore
-from raycrew.tensor_transport.weights import WeightDirectory
 
 pytestmark = pytest.mark.hostile
 PREPARED = {"prepare": "prepare_weights"}
-
-
-@pytest.fixture
-def store():
-    return InProcessByteStore()
-
-
-@pytest.fixture
-def directory():
-    """One that waits for a silent receiver for as long as this test takes."""
-    with WeightDirectory.local(lease_s=3600.0, keep=2) as directory:
-        yield directory
-    await_no_fetching()
-
-
-@pytest.fixture
-def trainer(store, directory):
-    return Trainer(store, directory)
 
 
 def raises(error):

@@ -26,9 +26,7 @@ def begin(model: torch.nn.Module) -> None:
             info.loaded_weights, info.load_numel = [], 0
         method = getattr(module, "quant_method", None)
         if current_platform.is_cpu() and isinstance(method, UnquantizedFusedMoEMethod):
-            method.moe_kernel = (
-                None  # vLLM packs experts with a new one alone, and would leave them unpacked.
-            )
+            method.moe_kernel = None  # vLLM packs experts only as it makes one.
     initialize_layerwise_reload(model)
 
 

@@ -29,10 +29,10 @@ class VllmWeights(Belonging):
     The engine is made with `weight_transfer_config=WeightTransferConfig(backend="raycrew")`; its processes
     find the back end by themselves. All of a version is fetched and verified while the engine serves; then it
     pauses, each worker loads its own slices, or takes those that it has packed before (`between_steps`), the
-    prefix cache is dropped, and it goes on. If a worker fails,
-    or another generator of the same `sync_weights`, all workers load the version before again. Where that
-    fails, too, the weights are a mixture: requests under way are aborted, and `require` and `tag`, which
-    every generation has to ask first, refuse with StaleWeightsError until a version was loaded whole.
+    prefix cache is dropped, and it goes on. If a worker fails, or another generator of the same
+    `sync_weights`, all workers load the version before again. Where that fails, too, the weights are a
+    mixture: requests under way are aborted, and `require` and `tag`, which every generation has to ask first,
+    refuse with StaleWeightsError until a version was loaded whole.
 
     vLLM's own `weight_versions` of outputs say which tokens were made with which version.
 
