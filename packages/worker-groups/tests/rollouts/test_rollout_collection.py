@@ -333,19 +333,27 @@ def test_a_full_disk_ends_the_collection_and_another_goes_on(tmp_path, monkeypat
 
 
 def test_a_full_disk_of_the_folder_is_told_of_too(tmp_path, monkeypatch):
-    add = Progress.add
+    add, kept = Progress.add, set()
 
     def full(self, done):
         if done.id == "5":
             raise RolloutFileError("No space left on device")
         add(self, done)
+        kept.add(done.id)
 
     with monkeypatch.context() as patched:
         patched.setattr(Progress, "add", full)
         with pytest.raises(RolloutFileError, match="No space left"):
             collect(doubled, range(20), folder=tmp_path).run()
-    stats = collect(doubled, range(20), folder=tmp_path).run()
-    assert stats.pulled == 20 == stats.skipped + stats.produced and stats.produced >= 10
+    made = []
+
+    async def noted(prompt):
+        made.append(str(prompt))
+        return prompt * 2
+
+    stats = collect(noted, range(20), folder=tmp_path).run()
+    assert stats.pulled == 20 == stats.skipped + stats.produced and stats.skipped == len(kept)
+    assert "5" not in kept and sorted([*made, *kept], key=int) == [str(n) for n in range(20)]
 
 
 def test_an_interrupt_while_nothing_comes_gives_the_folder_back(tmp_path):
