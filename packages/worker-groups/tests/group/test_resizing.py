@@ -244,20 +244,25 @@ def test_what_a_clean_up_of_removed_workers_raises_is_logged(cluster, caplog):
 def test_calls_that_waited_are_not_sent_to_others_than_they_were_made_for(cluster, monkeypatch):
     building, go_on = threading.Event(), threading.Event()
     with InProcessGroup(cluster, Generator, workers_per_node=1) as group, ThreadPoolExecutor(4) as pool:
-        renew = group._renew
+        renew, await_replaced, waiting = group._renew, group._life.await_replaced, threading.Semaphore(0)
 
         def hold(*layout):
             building.set()
             assert go_on.wait(60)
             renew(*layout)
 
+        def await_and_say_so(*asked):
+            waiting.release()
+            await_replaced(*asked)
+
         monkeypatch.setattr(group, "_renew", hold)
         removed = pool.submit(group.remove_workers)
         assert building.wait(60)
+        monkeypatch.setattr(group._life, "await_replaced", await_and_say_so)
         gone = pool.submit(group.on([1]).call, "get_kept")
         whole = pool.submit(group.call, "get_kept")
         here = pool.submit(group.on([0]).call, "get_kept")
-        eventually(lambda: pool._work_queue.empty(), "all wait")
+        assert all(waiting.acquire(timeout=60) for _ in range(3)), "all are made for the two that there were"
         go_on.set()
         removed.result(60)
         with pytest.raises(GroupResizedError, match="1 worker by now; a call of get_kept for rank 1"):
