@@ -77,6 +77,11 @@ def shown(kept):
     return {spare.bundle_index: spare.pid for spare in kept.spares}
 
 
+def preparing():
+    """The threads that have somebody stand by, or try again to."""
+    return [thread for thread in threading.enumerate() if thread.name == "raycrew-standby"]
+
+
 def holders(layout):
     return sorted(layout.spec.cluster.holders())
 
@@ -238,18 +243,18 @@ def test_a_preparation_that_fails_is_tried_again_for_some_time_and_not_after_the
     layout, kept = reserved(1, 0)
     kept._n_standbys, world.failures = 1, 2
     kept.replenish(layout)
-    eventually(lambda: shown(kept) == {1: 1}, "somebody stands by")
+    eventually(lambda: shown(kept) == {1: 1} and not preparing(), "somebody stands by")
     assert "which is tried again in 0.02 s: Ray does not answer" in caplog.text
     kept._standbys.clear()
     world.failures = 5
     kept.replenish(layout)
-    eventually(lambda: "again after the next restart: Ray" in caplog.text, "it is given up")
-    assert world.failures == 2
+    eventually(lambda: not preparing(), "it is given up")
+    assert "again after the next restart: Ray" in caplog.text and world.failures == 2
     monkeypatch.setattr(keeping, "_PAUSES_S", (3600.0,))
     kept.replenish(layout)
     eventually(lambda: "again in 3600 s" in caplog.text, "it waits")
     kept.end(2)
-    eventually(lambda: not [t for t in threading.enumerate() if t.name == "raycrew-standby"], "it has ended")
+    eventually(lambda: not preparing(), "it has ended")
 
 
 def test_the_end_waits_for_a_preparation_and_nothing_is_prepared_then(world):
