@@ -291,12 +291,14 @@ def test_one_that_goes_on_after_its_call_was_cancelled_does_not_go_on_for_ever(m
                 if prompt == "ends":
                     return
 
-    async def main(prompt):
-        running = asyncio.create_task(worker.run(call_of(prompt), Wishes()))
+    async def main(prompt, grace_s):
+        running = asyncio.create_task(worker.run(call_of(prompt, grace_s=grace_s), Wishes()))
         await asyncio.sleep(0.05)
         running.cancel()
-        return await asyncio.to_thread(ended.wait, 60 if prompt == "goes on" else 0.2)
+        await asyncio.wait([running, *worker._running], timeout=60)
+        return ended.is_set(), worker._watchdog._latest
 
     worker, ended = watched(monkeypatch, stubborn)
-    assert [asyncio.run(main(prompt)) for prompt in ("ends", "goes on")] == [False, True]
+    assert asyncio.run(main("ends", 60.0)) == (False, {}), "who ends in time is not minded"
+    assert asyncio.run(main("goes on", 0.05)) == (True, {})
     assert heard[:2] == ["ends", "goes on"]
