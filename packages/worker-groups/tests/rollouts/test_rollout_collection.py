@@ -5,6 +5,7 @@ import gc
 import json
 import random
 import signal
+import sys
 import threading
 from collections import Counter
 from contextlib import ExitStack
@@ -356,20 +357,34 @@ def test_a_full_disk_of_the_folder_is_told_of_too(tmp_path, monkeypatch):
     assert "5" not in kept and sorted([*made, *kept], key=int) == [str(n) for n in range(20)]
 
 
+def is_in(function, thread):
+    """Whether a thread is in a function, or in what that has called."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_code is not function.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
 def test_an_interrupt_while_nothing_comes_gives_the_folder_back(tmp_path):
-    go_on = threading.Event()
+    go_on, main = threading.Event(), threading.main_thread().ident
 
     def slow():
         yield 1
         go_on.wait(60)
 
+    def interrupt():
+        eventually(lambda: is_in(Progress.take, main), "it waits for more")
+        signal.pthread_kill(main, signal.SIGINT)
+
     collection = collect(doubled, slow(), folder=tmp_path)
     next(collection)
-    main = threading.main_thread().ident
-    interrupt = threading.Timer(0.5, lambda: signal.pthread_kill(main, signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt):
-        interrupt.start()
-        next(collection)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which who runs this may ignore
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            threading.Thread(target=interrupt, daemon=True).start()
+            next(collection)
+    finally:
+        signal.signal(signal.SIGINT, before)
     go_on.set()
     assert collect(doubled, [1, 2], folder=tmp_path).run().skipped == 1
 
