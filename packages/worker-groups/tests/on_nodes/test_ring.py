@@ -16,10 +16,17 @@ from raycrew.worker_groups._on_nodes import (
     ring,
     sight,
 )
+from raycrew.worker_groups._on_nodes.marks import VARIABLE
 from raycrew.worker_groups._on_nodes.page import open_ring
 from raycrew.worker_groups._on_nodes.ring import ENTRIES, Ring, notes_in
 from raycrew.worker_groups._on_nodes.sight import Sights
 from raycrew.worker_groups._worker.heart import Heart, Running, as_text
+
+
+@pytest.fixture(autouse=True)
+def no_marks(monkeypatch):
+    """What marks this process is not for what later tests start."""
+    monkeypatch.setenv(VARIABLE, "")
 
 
 @pytest.fixture
