@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 KEEPER = """
-import json, signal, sys
+import json, os, signal, sys
 from pathlib import Path
 asked = json.loads(sys.stdin.readline())
 folder = Path(sys.argv[1])
@@ -19,7 +19,7 @@ if (folder / "hang").exists():
     (folder / "hanging").touch()
     sys.stdin.read()
     sys.exit()
-env = {"RAY_ADDRESS": "h:1", "RAYCREW_RUN_ADDRESS": "h:1", "RAY_AUTH_TOKEN": "".join(["hu", "sh"])}
+env = {"RAY_ADDRESS": "h:1", "RAYCREW_RUN_ADDRESS": "h:1", "RAY_AUTH_TOKEN": "hush" + os.urandom(8).hex()}
 answer = {"address": "h:1", "started": True, "why": "said so", "env": env}
 if (folder / "refuse").exists():
     answer = {"error": {"kind": "NoClusterError", "message": "there is none", "advice": "start one"}}

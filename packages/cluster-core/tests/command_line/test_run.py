@@ -56,7 +56,7 @@ def test_a_command_gets_its_arguments_input_and_cluster_and_gives_its_code(tmp_p
     """
     done = finished(tmp_path, "num_cpus=2", "--", *python(code), "-x", "--", "--json", "é", input="given")
     assert done.returncode == 3
-    assert done.stdout == "['-x', '--', '--json', 'é'] given h:1 4 []\n"
+    assert done.stdout == "['-x', '--', '--json', 'é'] given h:1 20 []\n"
     line, other = done.stderr.splitlines()
     assert line == "raycrew run: started a cluster at h:1, which ends with the command (said so)"
     assert other == "to the other stream" and "hush" not in done.stderr
