@@ -290,6 +290,36 @@ def test_an_interrupted_restart_leaves_nobody_waiting(life):
     assert life.state == "open"
 
 
+def test_a_restart_apart_whose_thread_begins_after_its_end_is_none(life, monkeypatch, caplog):
+    """Who began it was interrupted as the thread was started, which comes to it only then."""
+    start, run, is_over, has_looked = (
+        threading.Thread.start,
+        life._run_there,
+        threading.Event(),
+        threading.Event(),
+    )
+
+    def start_and_be_interrupted(thread):
+        start(thread)
+        raise KeyboardInterrupt
+
+    def run_late(*given):
+        assert is_over.wait(60)
+        try:
+            run(*given)
+        finally:
+            has_looked.set()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start_and_be_interrupted)
+        patched.setattr(life, "_run_there", run_late)
+        with pytest.raises(KeyboardInterrupt):
+            life.restart(never, apart=True)
+    is_over.set()
+    assert has_looked.wait(60) and not caplog.text
+    assert (life.state, life.restart(lambda: [1], apart=True)) == ("open", [1])
+
+
 def given_up(wait):
     """The outcome of a wait that is given up once it goes on."""
     nobody_wants_it = threading.Event()

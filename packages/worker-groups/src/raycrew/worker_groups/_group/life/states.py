@@ -158,10 +158,11 @@ class Lifecycle:
 
     def _drop(self, own: _Running) -> None:
         """Leave nobody waiting for a restart that was interrupted between two of its steps."""
-        if own.outcome.cancel():
-            own.outcome.set_running_or_notify_cancel()
-            if self._restart is own:
-                self._restarted()
+        with self._lock:  # its own thread may begin at this moment
+            if is_given_up := own.outcome.cancel():
+                own.outcome.set_running_or_notify_cancel()
+        if is_given_up and self._restart is own:
+            self._restarted()
 
     def _begin(self, own: _Running) -> _Running | None:
         """Begin a restart, unless one runs: that is given then."""
@@ -182,7 +183,9 @@ class Lifecycle:
             self._run(work, outcome)
 
     def _run_there(self, work: Callable[[], list[int]], outcome: "Future[list[int]]") -> None:
-        if outcome.set_running_or_notify_cancel():  # else who began it was interrupted
+        with self._lock:
+            is_wanted = not outcome.cancelled() and outcome.set_running_or_notify_cancel()
+        if is_wanted:  # else who began it was interrupted
             self._run(work, outcome)
 
     def _run(self, work: Callable[[], list[int]], outcome: "Future[list[int]]") -> None:
