@@ -13,7 +13,7 @@ from raycrew.tensor_transport.errors import (
     TransportError,
     TransportTimeoutError,
 )
-from raycrew.tensor_transport.transports import SharedMemoryTransport
+from raycrew.tensor_transport.transports import SharedMemoryTransport, Transfer
 from raycrew.tensor_transport.transports import _pulling as base
 
 
@@ -75,9 +75,18 @@ def test_a_pull_that_waits_for_a_thread_is_cancelled_at_once_and_writes_nothing(
 
 
 @pytest.mark.hostile
-def test_closing_ends_what_waits_for_a_thread(busy):
+def test_closing_ends_what_waits_for_a_thread(busy, monkeypatch):
     transport, small, stuck = busy
-    waiting = transport.pull([small.whole], [torch.zeros(1, dtype=torch.int64)])
+    waiting, stop = transport.pull([small.whole], [torch.zeros(1, dtype=torch.int64)]), Transfer.stop
+
+    def stop_last(transfer, *why):
+        if transfer is waiting:  # and its turn is there as others have ended
+            for other in stuck:
+                stop(other, *why)
+                other.exception(30)
+        stop(transfer, *why)
+
+    monkeypatch.setattr(Transfer, "stop", stop_last)
     transport.close()
     for transfer in (waiting, *stuck):
         with pytest.raises(TransportClosedError):

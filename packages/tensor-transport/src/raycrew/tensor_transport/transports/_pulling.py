@@ -152,6 +152,8 @@ class Puller(Closing):
                 return
             self._closed = True
             pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=False, cancel_futures=True)  # else what waits begins as others end
         for transfer in tuple(self._under_way):
             transfer.stop(self._closed_meanwhile)
         if pool is not None:
