@@ -423,8 +423,10 @@ def test_gathering_names_what_is_no_tensor():
 def test_tensors_are_looked_at_again_while_the_last_bucket_is_sent(monkeypatch, changes):
     """If they changed, that bucket does not stay either."""
     held, looked, check = parameters(2, requires_grad=False), threading.Event(), SourceWatch.check
+    sending = threading.Event()
 
     def look(watch):
+        assert sending.wait(60), "it is looked at once the last bucket is on its way"
         try:
             check(watch)
         finally:
@@ -433,6 +435,7 @@ def test_tensors_are_looked_at_again_while_the_last_bucket_is_sent(monkeypatch, 
     class Slow(Intruder):
         def put(self, data):
             if self.puts:
+                sending.set()
                 assert looked.wait(60), "nobody looks before the last bucket is sent"
             return super().put(data)
 
