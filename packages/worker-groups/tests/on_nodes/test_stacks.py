@@ -19,10 +19,14 @@ PROGRAM = """
 import ctypes, os, sys, threading, time
 from raycrew.worker_groups._on_nodes.stacks import offer_stacks
 
+there = threading.Event()
+
 def waits_in_a_thread():
+    there.set()
     time.sleep(3600)
 
 def holds_the_lock():
+    print("here", flush=True)
     ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
 
 def sleeps():
@@ -32,7 +36,7 @@ def sleeps():
 threading.Thread(target=waits_in_a_thread, daemon=True).start()
 if sys.argv[1]:
     offer_stacks(sys.argv[1])
-print("here", flush=True)
+there.wait()
 {"lock": holds_the_lock, "sleep": sleeps}[sys.argv[2]]()
 """
 MARK = secrets.token_hex(16)
