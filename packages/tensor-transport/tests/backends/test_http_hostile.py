@@ -552,6 +552,8 @@ def test_idle_connections_of_a_client_are_bounded():
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(ShardServer(token=TOKEN)) for _ in range(20)]
         backend = HttpBackend(servers[0].url, TOKEN, servers=[server.url for server in servers])
+        for server in servers:  # whose threads may not have begun yet, and each opens some
+            assert ask(server, "/fetch", b"{")[0] == 400
         before = len(list(Path("/proc/self/fd").iterdir()))
         for server in servers:
             backend.release([shard_on(server.url)])
