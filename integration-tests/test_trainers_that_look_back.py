@@ -24,12 +24,12 @@ class Trainer:
         self.value, check = 0.0, SourceWatch.check
         self.signal = None
 
-        def look(watch):
+        def look(watch, **how):
             while self.signal and not Path(loaded).exists():
                 time.sleep(0.01)
             if self.signal:
                 os.kill(os.getpid(), self.signal)
-            check(watch)
+            check(watch, **how)
 
         SourceWatch.check = look
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from raycrew.tensor_transport._bytes import in_sections
+from raycrew.tensor_transport._bytes import in_sections, share_out
 
 
 @pytest.fixture(autouse=True)
@@ -22,18 +22,21 @@ def test_each_section_is_worked_on_once():
     assert all(before[1] == after[0] for before, after in pairwise(done))
 
 
-@pytest.mark.parametrize(("mine", "most"), [(64, 4), (4, 4), (2, 2), (1, 1)])
-def test_nobody_helps_whom_this_process_has_no_processor_for(monkeypatch, mine, most):
+@pytest.mark.parametrize(
+    ("mine", "leaves_half", "most"),
+    [(64, False, 4), (4, False, 4), (2, False, 2), (1, False, 1), (64, True, 4), (4, True, 2), (3, True, 1)],
+)
+def test_nobody_helps_whom_this_process_has_no_processor_for(monkeypatch, mine, leaves_half, most):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(mine))
     at_once, there = threading.Semaphore(most), threading.Barrier(most)
     names = set()
 
-    def work(start, stop):
+    def work(part):
         if at_once.acquire(blocking=False):
             there.wait(60)  # Each of those that work gets one of the first sections.
         names.add(threading.current_thread().name)
 
-    in_sections(100 << 20, 1 << 20, work)
+    share_out(range(100), 100 << 20, work, leaves_half=leaves_half)
     assert len(names) == most
 
 

@@ -1,12 +1,15 @@
 """A part is told to be complete while its source is looked at again, where that counts later."""
 
+import os
 import threading
+from concurrent.futures import Future
 
 import pytest
 import torch
 from models import assert_same, weights
 from streaming import Generator, Trainer, sync
 
+from raycrew.tensor_transport._bytes import sections
 from raycrew.tensor_transport.errors import SourceChangedError, UpdateAbortedError
 from raycrew.tensor_transport.testing import InProcessByteStore
 from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher, WeightReceiver
@@ -37,9 +40,9 @@ def crew(monkeypatch):
     trainer.held, trainer.looking, check = trainer.mine(), lambda: None, SourceWatch.check
     trainer.mine = lambda: trainer.held
 
-    def look(watch):
+    def look(watch, **how):
         trainer.looking()
-        check(watch)
+        check(watch, **how)
 
     monkeypatch.setattr(SourceWatch, "check", look)
 
@@ -49,6 +52,21 @@ def crew(monkeypatch):
 
     update.directory = directory
     return trainer, generator, record, store, update
+
+
+@pytest.mark.parametrize(("processors", "helpers"), [(2, 0), (4, 1), (64, 3)])
+def test_half_of_the_processors_are_left_to_receivers_meanwhile(crew, monkeypatch, processors, helpers):
+    trainer, _, _, _, update = crew
+    trainer.held, asked = {str(n): torch.ones(1 << 19) for n in range(8)}, []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+
+    def look():
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(processors))
+        monkeypatch.setattr(sections, "run_beside", lambda work: asked.append(work) or Future())
+
+    trainer.looking = look
+    update()
+    assert len(asked) == helpers
 
 
 @pytest.mark.parametrize("prepare", [None, "prepare_weights"])

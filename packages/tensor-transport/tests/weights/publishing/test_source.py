@@ -425,10 +425,10 @@ def test_tensors_are_looked_at_again_while_the_last_bucket_is_sent(monkeypatch, 
     held, looked, check = parameters(2, requires_grad=False), threading.Event(), SourceWatch.check
     sending = threading.Event()
 
-    def look(watch):
+    def look(watch, **how):
         assert sending.wait(60), "it is looked at once the last bucket is on its way"
         try:
-            check(watch)
+            check(watch, **how)
         finally:
             looked.set()
 

@@ -17,12 +17,15 @@ def in_sections(size: int, section: int, work: Callable[[int, int], object]) -> 
     share_out(range(0, size, section), size, lambda start: work(start, min(start + section, size)))
 
 
-def share_out(parts: Sequence[_T], size: int, work: Callable[[_T], object]) -> None:
+def share_out(
+    parts: Sequence[_T], size: int, work: Callable[[_T], object], *, leaves_half: bool = False
+) -> None:
     """Call `work` for each part of what is `size` bytes in all, in any order; raise what one of them raised.
 
-    It returns, and raises, only when none of them is under way any more.
+    It returns, and raises, only when none of them is under way any more. Half of the processors may be left
+    to other processes.
     """
-    shared = Shared(parts, size, work)
+    shared = Shared(parts, size, work, leaves_half=leaves_half)
     try:
         shared.begin()
         shared.finish()
@@ -37,9 +40,12 @@ class Shared(Generic[_T]):
     What has begun must be finished, or stopped.
     """
 
-    def __init__(self, parts: Sequence[_T], size: int, work: Callable[[_T], object]) -> None:
+    def __init__(
+        self, parts: Sequence[_T], size: int, work: Callable[[_T], object], *, leaves_half: bool = False
+    ) -> None:
         self._waiting, self._work = iter(parts), work
-        self._helpers = 0 if size < _PARALLEL_BYTES else min(_THREADS, len(parts), len(processors())) - 1
+        threads = min(_THREADS, len(parts), len(processors()) // (2 if leaves_half else 1))
+        self._helpers = 0 if size < _PARALLEL_BYTES else max(0, threads - 1)
         self._helping: list[Future[None]] = []
 
     def begin(self) -> None:

@@ -141,12 +141,12 @@ class Glimpse:
     content: torch.Tensor | int
 
 
-def changed(glimpses: Sequence[Glimpse]) -> list[Glimpse]:
+def changed(glimpses: Sequence[Glimpse], *, leaves_half: bool = False) -> list[Glimpse]:
     """Those whose tensors are no longer what was seen of them; what nobody holds any more is as it was."""
     seen = [(g, g.source.memory()) for g in glimpses]
     present = [(g, memory) for g, memory in seen if memory is not None]
     freed = [g for g, memory in seen if memory is None and isinstance(g.source, Held)]
-    found = _values(_folds([memory for _, memory in present]))
+    found = _values(_folds([memory for _, memory in present], leaves_half=leaves_half))
     before = _values([g.content for g, _ in present])
     return freed + [
         glimpse
@@ -155,14 +155,15 @@ def changed(glimpses: Sequence[Glimpse]) -> list[Glimpse]:
     ]
 
 
-def _folds(memories: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _folds(memories: Sequence[torch.Tensor], *, leaves_half: bool) -> list[torch.Tensor]:
     found: dict[int, torch.Tensor] = {}
     on_cpu = [number for number, memory in enumerate(memories) if memory.is_cpu]
 
     def take(number: int) -> None:
         found[number] = fold(memories[number])
 
-    share_out(on_cpu, work_of(memories[number].nbytes for number in on_cpu), take)
+    work = work_of(memories[number].nbytes for number in on_cpu)
+    share_out(on_cpu, work, take, leaves_half=leaves_half)
     return [found[number] if number in found else fold(memory) for number, memory in enumerate(memories)]
 
 

@@ -59,7 +59,7 @@ class WeightPublisher(Belonging):
 
     Args:
         store: Where the buckets go, a store or a transport: Ray's object store unless given.
-        bucket_bytes: Size of a bucket, 16 MiB unless given, 64 MiB in memory that a node shares; a larger
+        bucket_bytes: Size of a bucket, 16 MiB unless given, 128 MiB in memory that a node shares; a larger
             tensor has a bucket of its own.
         directory: Where versions are announced.
         part: Which part this publisher publishes: its rank.
@@ -256,7 +256,7 @@ class WeightPublisher(Belonging):
         packer.close()
         update = self._teller.finish(number, plan or placer.plan(), buckets, watch, packer.waited_s)
         if counts_later:
-            taking.check()  # While receivers load it.
+            taking.check(leaves_half=True)  # While receivers load it.
         return update
 
     def release(self) -> None:

@@ -145,13 +145,13 @@ class SourceWatch:
         if not callable(getattr(tensor, "full_tensor", None)):
             self._keep(tensor, self._glimpse(name, tensor, self._versions.pop(name), fold(tensor)))
 
-    def check(self) -> None:
-        """Compare all tensors with what was taken of them.
+    def check(self, *, leaves_half: bool = False) -> None:
+        """Compare all tensors with what was taken of them; half of the processors may be left to others.
 
         Raises:
             SourceChangedError: Some were written to; the error names them.
         """
-        _refuse_changed([*self._taken, *self._streamed])
+        _refuse_changed([*self._taken, *self._streamed], leaves_half=leaves_half)
 
     def _glimpse(
         self, name: str, tensor: torch.Tensor, version: int | None, content: torch.Tensor | int
@@ -176,8 +176,8 @@ def source_changed(names: Sequence[str]) -> SourceChangedError:
     return error
 
 
-def _refuse_changed(taken: Sequence[Glimpse]) -> None:
-    if names := [glimpse.name for glimpse in changed(taken)]:
+def _refuse_changed(taken: Sequence[Glimpse], *, leaves_half: bool = False) -> None:
+    if names := [glimpse.name for glimpse in changed(taken, leaves_half=leaves_half)]:
         raise source_changed(names)
 
 

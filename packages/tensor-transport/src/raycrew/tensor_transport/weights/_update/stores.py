@@ -12,7 +12,7 @@ from raycrew.tensor_transport.transports import Offer, PullTransport, ReservingT
 from raycrew.tensor_transport.weights._update.devices import CPU, fresh_bucket
 
 _BUCKET_BYTES = 16 << 20
-_SHARED_BUCKET_BYTES = 64 << 20
+_SHARED_BUCKET_BYTES = 128 << 20
 
 
 @runtime_checkable
