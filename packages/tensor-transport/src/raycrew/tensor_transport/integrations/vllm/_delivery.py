@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -11,6 +12,8 @@ from raycrew.tensor_transport.errors import LoadRefusedError, TransportError, We
 from raycrew.tensor_transport.integrations.vllm._engines import engine_of
 from raycrew.tensor_transport.integrations.vllm._outcomes import Mailbox, Outcome
 from raycrew.tensor_transport.integrations.vllm._staging import Named, OwnProcess, SharedMemory, Stage, Told
+
+logger = logging.getLogger(__name__)
 
 Run = Callable[[Callable[[], object]], object]
 """Runs what calls an engine at a moment when nobody else does."""
@@ -182,8 +185,10 @@ class Ahead:
         """Forget it; idempotent."""
         is_begun, self._is_begun = self._is_begun, False
         if is_begun:
-            with contextlib.suppress(Exception):  # Workers that take no more calls are gone.
+            try:
                 run(self._tell)
+            except Exception:  # What failed before counts; and the workers may be gone.
+                logger.warning("workers may keep an update in memory until the next one", exc_info=True)
         self._lent.close()
 
     @contextlib.contextmanager
