@@ -317,6 +317,7 @@ class TestRequests:
                 asyncio.run_coroutine_threadsafe(on_the_loop(), loop).result(10)
 
     @pytest.mark.timeout(60)
+    @pytest.mark.filterwarnings("error")
     def test_of_an_asynchronous_engine_whose_loop_has_ended(self, factory, store, publisher):
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever)

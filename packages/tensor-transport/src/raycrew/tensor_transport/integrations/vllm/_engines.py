@@ -1,6 +1,7 @@
 """What is asked of an engine, whichever of vLLM's two entry points it is used by."""
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable
 from concurrent.futures import wait
 from typing import Any, Literal, Protocol
@@ -172,9 +173,12 @@ class OnlineEngine:
         async def answer() -> Any:
             return await ask()
 
-        future = asyncio.run_coroutine_threadsafe(answer(), self._loop)
+        asked = answer()
+        future = asyncio.run_coroutine_threadsafe(asked, self._loop)
         while not wait([future], timeout=_LOOK_S).done:
             if not self._loop.is_running():
+                if inspect.getcoroutinestate(asked) == inspect.CORO_CREATED:
+                    asked.close()
                 raise RuntimeError("the engine's event loop has ended")
         return future.result()
 

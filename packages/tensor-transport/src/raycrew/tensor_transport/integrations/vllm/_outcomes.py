@@ -40,7 +40,9 @@ class Outcome:
 
 def tell(folder: str, outcome: Outcome) -> None:
     """Say it, in place of what this rank said before; it is read when all were asked."""
-    Path(folder, f"{outcome.rank}.json").write_text(json.dumps(asdict(outcome)))
+    path = Path(folder, f"{outcome.rank}.json")
+    path.unlink(missing_ok=True)  # Of a file that is overwritten, some file systems wait for the disk.
+    path.write_text(json.dumps(asdict(outcome)))
 
 
 class Mailbox:
