@@ -62,7 +62,8 @@ def run(quick: bool) -> list[Figure]:
     model, repeat = SMALL if quick else MODEL, 2 if quick else 7
     with own_ray(256 if quick else 1024), both(model) as stage:
         with both(model, packs_ahead=False) as loading:
-            figures = [*_Transfers(loading, repeat).figures(), *pauses(stage, loading, repeat)]
+            transfers, beside = _Transfers(loading, repeat), _Transfers(stage, repeat)
+            figures = [*transfers.figures(), *beside.beside_packing(), *pauses(stage, loading, repeat)]
         figures += [generation(stage.generators, n, quick) for n in (1, 64)]
     return [*figures, *whole_runs(quick)]
 
@@ -114,25 +115,29 @@ def both(model: dict[str, Any], *, packs_ahead: bool = True) -> Iterator[Stage]:
 
 
 class _Transfers:
-    """What it takes to have all of a version at hand in an engine's process, which loads it afterwards."""
+    """What it takes to have all of a version at hand in an engine's process."""
 
     def __init__(self, stage: Stage, repeat: int) -> None:
         self.stage, self.trainer, self.repeat = stage, stage.trainer, repeat
 
     def figures(self) -> list[Figure]:
-        """Beside copies and files."""
-        found = []
-        for checksums, goal in ((False, 2.0), (True, 3.0)):
-            self.trainer.call("use_checksums", checksums).get_results()
-            how = {"baseline": "a copy of the bytes", "goal": goal, "repeat": self.repeat}
-            name = f"transfer, {'with' if checksums else 'no'} checksums"
-            found.append(ratio(name, self._taken, self._copy, **how))
+        """Beside copies and files, of an engine that loads afterwards."""
+        found = [self._over_copies("transfer", False, 2.0), self._over_copies("transfer", True, 3.0)]
         samples = [1e3 * self._taken() for _ in range(self.repeat)]
         name = f"transfer of {megabytes(self.stage):.0f} MB, with checksums"
         found.append(figure(name, samples, unit="ms", baseline="-"))
         beside = ("read", "saved, and read into memory")
         found.append(over_files("transfer", self.stage, self._taken, *beside, self.repeat))
         return found
+
+    def beside_packing(self) -> list[Figure]:
+        """Beside copies, of an engine that packs meanwhile what it has."""
+        return [self._over_copies("transfer beside packing", checksums) for checksums in (False, True)]
+
+    def _over_copies(self, what: str, checksums: bool, goal: float | None = None) -> Figure:
+        self.trainer.call("use_checksums", checksums).get_results()
+        how: dict[str, Any] = {"baseline": "a copy of the bytes", "goal": goal, "repeat": self.repeat}
+        return ratio(f"{what}, {'with' if checksums else 'no'} checksums", self._taken, self._copy, **how)
 
     def _copy(self) -> float:
         return statistics.median(self.trainer.call("copy").get_results()[0] for _ in range(3))
