@@ -119,6 +119,22 @@ def test_samples_that_are_to_end_before_an_update_do_so_although_a_pause_waits_f
     assert stage.metrics().weight_version == 2
 
 
+@pytest.mark.hostile
+def test_a_pause_that_nobody_waits_for_any_more_comes_all_the_same(stage):
+    future = under_way(stage)
+    given_up, other = (
+        asyncio.run_coroutine_threadsafe(stage.worker.pause("finish"), stage.loop) for _ in range(2)
+    )
+    stage.wait_for(lambda found: found.state == "paused")
+    assert given_up.cancel()
+    assert {row[5] for row in rows_of(future.result(60))} == {"length"}
+    other.result(60)
+    late = stage.begin(batch_of(), {"max_tokens": 2})
+    stage.wait_for(lambda found: found.waiting)
+    stage.call("resume")
+    assert {row[5] for row in rows_of(late.result(60))} == {"length"}
+
+
 def references_of(tokens, logprob=1.0):
     return [GreedyReference((5,), tuple(range(6, 6 + tokens)), (logprob,) * tokens)]
 

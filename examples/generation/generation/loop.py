@@ -97,8 +97,12 @@ class EngineLoop:
         return self.call(self._change_adapter, name, change)
 
     def pause(self, mode: PauseMode, reason: str) -> Future[None]:
-        """Step no further until `resume` with the same reason; the future ends when that is so."""
+        """Step no further until `resume` with the same reason; the future ends when that is so.
+
+        That comes also where nobody waits for it any more: the future can't be cancelled.
+        """
         paused: Future[None] = Future()
+        paused.set_running_or_notify_cancel()
         self.call(self._pause, mode, reason, paused)
         return paused
 
