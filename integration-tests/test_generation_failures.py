@@ -10,11 +10,14 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from generation_echo import MODEL, EchoTrainer, EchoWorker
-from generation_stage import batch_of, local_stage, rows_of
+from generation_echo import MODEL, EchoEngine, EchoTrainer, EchoWorker
+from generation_stage import Shelf, batch_of, local_stage, rows_of
 
-from generation import EngineFailedError, GenerationError
-from raycrew.tensor_transport import StaleWeightsError, WeightUpdateError
+from generation import EngineFailedError, GenerationError, Sampling
+from generation.calls import Asked, admitted, samples_of
+from generation.engine import WeightSource
+from generation.life import EngineLife
+from raycrew.tensor_transport import StaleWeightsError, WeightDirectory, WeightUpdateError
 from raycrew.tensor_transport.integrations.vllm import GreedyReference, WeightCheckError
 
 LONG = {"max_tokens": 300}
@@ -103,6 +106,48 @@ def test_a_call_that_comes_during_an_update_that_leaves_a_mixture_ends_with_an_e
         late.result(60)
     with pytest.raises(WeightUpdateError):
         updated.result(60)
+
+
+@pytest.mark.hostile
+def test_a_call_that_comes_during_an_update_waits_for_it_also_after_a_mixture(stage, monkeypatch):
+    engine_of(stage).loads_to_fail = 2
+    with pytest.raises(WeightUpdateError):
+        stage.sync()
+    for _ in ("the one that repairs it", "any later one"):
+        with monkeypatch.context() as patched, update_under_way(stage, patched) as updated:
+            late = stage.begin(batch_of(), {"max_tokens": 2})
+        (row, *_) = rows_of(late.result(60))
+        assert set(row[4]) == {updated.result(60)}
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("error", [None, WeightUpdateError("it was given up")])
+def test_a_call_that_comes_during_the_first_update_ends_where_that_brings_nothing(error):
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def bring_nothing(receiver):
+        begun.set()
+        assert goes_on.wait(60)
+        if error is not None:
+            raise error
+        return receiver.pull(missing_ok=True)
+
+    async def call_meanwhile(life):
+        update = asyncio.create_task(asyncio.to_thread(life.update, bring_nothing, "continue"))
+        assert await asyncio.to_thread(begun.wait, 60)
+        loop, requests = await admitted(life, Asked({"prompt_ids": [[5]]}, Sampling(), None, None))
+        asyncio.get_running_loop().call_later(0.1, goes_on.set)
+        async with asyncio.timeout(30):
+            with pytest.raises((WeightUpdateError, StaleWeightsError), match=r"given up|no version"):
+                await anext(samples_of(loop, requests))
+        await asyncio.gather(update, return_exceptions=True)
+
+    source = WeightSource(WeightDirectory.local(), Shelf())
+    life = EngineLife(EchoEngine, lambda: source)
+    try:
+        asyncio.run(call_meanwhile(life))
+    finally:
+        life.sleep("abort")
 
 
 @pytest.mark.hostile

@@ -136,20 +136,20 @@ class EngineLife:
         return source.store.join(told)
 
     def update(self, how: Callable[[Receiver], T], mode: PauseMode) -> T:
-        """Have the receiver change the weights while nothing is generated; a mixture generates nothing."""
+        """Have the receiver change the weights while nothing is generated; without any nothing goes on."""
         with self._changes:
-            receiver, loop = self.receiver, self.awake.loop
-            if not loop.is_paused("caller"):
-                loop.pause(mode, "update").result()
+            state, receiver = self.awake, self.receiver
+            state.loop.trust().result()
+            if not state.loop.is_paused("caller"):
+                state.loop.pause(mode, "update").result()
+            why: BaseException | None = None
             try:
                 return how(receiver)
             except BaseException as error:
-                if not receiver.intact:  # what is on its way can't go on with these weights, nor begin
-                    loop.fail(error).result()
+                why = error
                 raise
             finally:
-                if receiver.intact:
-                    loop.resume("update").result()
+                _go_on(state, why)
 
     def catch_up(self, mode: PauseMode) -> None:
         """Take the latest version where none is held and there is one."""
@@ -240,6 +240,16 @@ class EngineLife:
         if self._held is None:
             raise StaleWeightsError("there is no engine")
         return self._held.version()
+
+
+def _go_on(state: Awake, why: BaseException | None) -> None:
+    """End the pause of an update; or what waits for it, where there are no weights to go on with."""
+    try:
+        state.version()
+    except StaleWeightsError as stale:
+        state.loop.fail(why or stale).result()
+    else:
+        state.loop.resume("update").result()
 
 
 def _pull(receiver: Receiver) -> WeightReceipt | None:

@@ -84,6 +84,10 @@ class EngineLoop:
         """End all requests with an error, in place of a sample, and take none until there are weights."""
         return self.call(self._end_all, error)
 
+    def trust(self) -> Future[None]:
+        """Take requests again, as weights are about to come; or else `fail` is called."""
+        return self.call(self._trust)
+
     def discard(self, requests: Sequence[Request]) -> None:
         """End requests whose samples nobody waits for any more."""
         ids = {request.id for request in requests}
@@ -295,6 +299,9 @@ class EngineLoop:
         self._is_doubtful = True
         if self._forget(self._running.values()):
             self._drop_all(error)
+
+    def _trust(self) -> None:
+        self._is_doubtful = False
 
     def _drop_all(self, error: BaseException) -> None:
         tracks = [*self._running.values(), *self._waiting.values()]
