@@ -213,6 +213,14 @@ class Conformance:
             assert set(row[4]) == {stage.version}
             assert_plain(stage, PROMPTS, row)
 
+    def test_a_sleeper_wakes_to_other_samples_where_there_is_no_seed(self, stage):
+        found = []
+        for _ in range(2):
+            stage.call("sleep")
+            stage.call("wake")
+            found.append([row[2] for row in rows_of(stage.generate(batch_of(), {"max_tokens": 12}))])
+        assert found[0] != found[1]
+
     def test_metrics_tell_of_the_work(self, stage):
         before = stage.metrics()
         future = stage.begin(batch_of(), {**LONG, "max_tokens": 100})

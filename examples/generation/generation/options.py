@@ -17,7 +17,8 @@ class EngineOptions:
 
     Attributes:
         model: Folder of a model, or its configuration (with a `model_type`) for random weights.
-        seed: Of random weights, and, with the worker's rank, of what is sampled without a seed.
+        seed: Of random weights, and, with the worker's rank and the number of the engine there, of what is
+            sampled without a seed.
         context_length: Most tokens of prompt and sample; None for what the model can.
         dtype: Of weights and computation.
         max_running: Most requests that are generated for at a time.

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import hashlib
+import itertools
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -80,14 +82,13 @@ class GenerationWorker(EngineHolder, ABC):
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         self.options, self.on_update = options, on_update
         self._ends_with_engine = ends_with_engine
-        seed, name = options.seed, None
-        if me is not None:
-            seed, name = seed + me.rank, f"{me.group_name} {me.rank}"
+        name = None if me is None else f"{me.group_name} {me.rank}"
+        self._seeds = _seeds_of(options.seed, *(() if me is None else (me.rank, me.generation)))
         if directory is None and options.sleep_level is not None:
             raise RefusedError("an engine with a sleep_level wakes with weights of a directory: give one")
         source = None if directory is None else partial(WeightSource.open, directory, store, name)
         self._hosted = Hosted(options, endpoint if leads else None)
-        self._engine = EngineLife(lambda: self._made(seed), source, asleep) if leads else None
+        self._engine = EngineLife(self._made, source, asleep) if leads else None
         if self._engine is not None:
             self._hosted.begin(self._engine)
 
@@ -96,7 +97,7 @@ class GenerationWorker(EngineHolder, ABC):
         """Make the engine of `options`; called in the thread that owns it.
 
         Args:
-            seed: Of what is sampled without a seed; another one on each worker.
+            seed: Of what is sampled without a seed; another one on each worker, and for each engine of it.
         """
 
     # Generation
@@ -266,8 +267,8 @@ class GenerationWorker(EngineHolder, ABC):
 
     # Inside
 
-    def _made(self, seed: int) -> Engine:
-        engine = self.create_engine(seed)
+    def _made(self) -> Engine:
+        engine = self.create_engine(next(self._seeds))
         if self._ends_with_engine:
             engine.watch(_end_this_process)
         return engine
@@ -286,6 +287,13 @@ class GenerationWorker(EngineHolder, ABC):
 def _end_this_process(why: str) -> None:
     logger.critical("%s: this worker ends, too", why)
     os._exit(1)
+
+
+def _seeds_of(*of: int) -> Iterator[int]:
+    """One after another, of 32 bits: no engine samples what one before it, or of another worker, did."""
+    for number in itertools.count():
+        digest = hashlib.blake2b(repr((*of, number)).encode(), digest_size=4).digest()
+        yield int.from_bytes(digest)
 
 
 def _place(pair: tuple[Request, Sample]) -> int:
