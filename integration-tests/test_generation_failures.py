@@ -225,6 +225,19 @@ def test_an_engine_that_does_not_end_is_not_said_to_sleep():
                 stage.call(method)
 
 
+def test_an_engine_that_does_not_end_after_a_wake_that_failed_gets_none_beside_it(monkeypatch):
+    what = "a process of its does not end"
+    with pytest.raises(GenerationError, match=what), local_stage(EchoWorker, MODEL, EchoTrainer) as stage:
+        stage.call("sleep")
+        with monkeypatch.context() as patched:
+            patched.setattr(EchoEngine, "ends", False)
+            patched.setattr(EchoEngine, "loads_to_fail", 2)
+            with pytest.raises(GenerationError, match=what):
+                stage.call("wake")
+        with pytest.raises(GenerationError, match=what):
+            stage.call("wake")
+
+
 def test_an_engine_that_does_not_answer_is_ended_all_the_same(stage):
     future = under_way(stage)
     engine_of(stage).aborts = False

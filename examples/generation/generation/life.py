@@ -73,7 +73,7 @@ class EngineLife:
         self._limits: Limits | None = None
         self._held: Awake | None = None
         self._dozing: EngineLoop | None = None
-        self._ending: Awake | None = None
+        self._ending: Awake | EngineLoop | None = None
         self.state: Awake | None = None if asleep else self._begin()
 
     @property
@@ -189,14 +189,14 @@ class EngineLife:
                 for reason in ("caller", "update", "sleep"):  # as one that was made anew
                     state.loop.resume(reason).result()
             except BaseException:
-                state.close()
+                self._end(state)
                 raise
             self.state = state
 
-    def _end(self, state: Awake) -> None:
+    def _end(self, what: Awake | EngineLoop) -> None:
         """Give the engine up; what did not end is known from then on."""
-        self._ending = state
-        state.close()
+        self._ending, self._held = what, None
+        what.close()
         self._ending = None
 
     def _check_ended(self) -> None:
@@ -214,7 +214,7 @@ class EngineLife:
             state.leave()
             state.loop.call(state.loop.engine.doze).result()
         except BaseException:
-            state.loop.close()
+            self._end(state.loop)
             raise
         self._dozing = state.loop
 
@@ -223,7 +223,7 @@ class EngineLife:
         dozing, self._dozing = self._dozing, None
         loop = dozing or EngineLoop(self._make, self._version)
         with ExitStack() as undo:
-            undo.callback(loop.close)
+            undo.callback(self._end, loop)
             if dozing is not None:
                 dozing.call(dozing.engine.rouse).result()
             source = receiver = None
