@@ -161,14 +161,16 @@ class TestLoss:
             assert parts.kl > 0
             assert torch.isclose(parts.loss, 2 * parts.kl)
 
-    def test_masked_tokens_count_for_nothing(self):
+    @pytest.mark.parametrize("masked", [50.0, 200.0, -200.0, -math.inf])
+    def test_masked_tokens_count_for_nothing(self, masked):
         behaviour = torch.tensor([[-1.0, -2.0, -7.0]])
-        logprobs = torch.tensor([[-1.1, -1.9, 50.0]], requires_grad=True)
+        logprobs = torch.tensor([[-1.1, -1.9, masked]], requires_grad=True)
         parts = loss_of(
             logprobs, behaviour, torch.ones(1), mask=torch.tensor([[1.0, 1.0, 0.0]]), kl_weight=0.1
         )
         parts.loss.backward()
         assert logprobs.grad[0, 2] == 0
+        assert logprobs.grad.isfinite().all()
         assert torch.isfinite(parts.loss)
 
     def test_long_completions_weigh_as_much_as_short_ones(self):

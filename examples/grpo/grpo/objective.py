@@ -82,11 +82,15 @@ def grpo_loss(
         Means over completions of means over their tokens.
     """
     mask = mask.to(logprobs.dtype)
-    ratio = (logprobs - proximal_logprobs).exp()
-    importance = (proximal_logprobs - behaviour_logprobs).exp().clamp(max=truncate)
+
+    def between(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        return (first - second).masked_fill(mask == 0, 0)  # An infinity times zero is no number.
+
+    ratio = between(logprobs, proximal_logprobs).exp()
+    importance = between(proximal_logprobs, behaviour_logprobs).exp().clamp(max=truncate)
     weight = importance * advantages[:, None]
     gain = torch.minimum(ratio * weight, ratio.clamp(1 - clip, 1 + clip) * weight)
-    difference = reference_logprobs - logprobs
+    difference = between(reference_logprobs, logprobs)
     kl = difference.exp() - difference - 1
     clipped = ((ratio.detach() - 1).abs() > clip).to(logprobs.dtype)
     policy_loss = -masked_mean(gain, mask)
