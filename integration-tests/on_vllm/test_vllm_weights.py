@@ -52,6 +52,15 @@ class TestUpdates:
             with pytest.raises(WeightCheckError, match="the trainer with"):
                 weights.check(references(model_of(engine.kind, 99)))
 
+    def test_one_that_comes_late_loads_nothing_for_who_has_the_engine_by_then(self, engine, trainer, store):
+        with VllmWeights(engine, store=store) as late:
+            late.apply_weights(trainer.publish(1))
+            with VllmWeights(engine, store=store) as weights:
+                weights.apply_weights(trainer.publish(2))
+                with pytest.raises(WeightUpdateError, match="of all workers of the engine answer"):
+                    late.apply_weights(trainer.publish(3))
+                weights.check(references(model_of(engine.kind, weights.require())), tolerance=1e-4)
+
     def test_a_state_dict_with_tied_names_does_as_well(self, engine, store):
         model = model_of(engine.kind, 4)
         with (

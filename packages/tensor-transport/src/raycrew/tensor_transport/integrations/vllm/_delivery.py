@@ -95,7 +95,7 @@ class EngineLoader:
     def _update(self, told: Told | None = None) -> None:
         """Load tensors; those that were made ready unless others are given."""
         serial = next(self._serials)
-        self.engine.update({"serial": serial, "told": told or {}})
+        self.engine.update({"folder": self._mailbox.folder, "serial": serial, "told": told or {}})
         self._checked(self._heard(serial))
 
     def _tell(self, told: Told | None = None, *, begins: bool = False, ends: bool = False) -> list[Outcome]:
@@ -124,7 +124,8 @@ class EngineLoader:
             return outcomes
         raise EngineLoadError(
             f"{len(outcomes)} of {members or 'all'} workers of the engine answer: they have to be on this "
-            "node, and the engine's back end weight_transfer_config=WeightTransferConfig(backend='raycrew')"
+            "node, with no other client since, and the engine's back end "
+            "weight_transfer_config=WeightTransferConfig(backend='raycrew')"
         )
 
 

@@ -44,8 +44,9 @@ class InitInfo(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """Which update it is, and where its tensors are: nowhere where they were made ready."""
+    """Whose update it is, which, and where its tensors are: nowhere where they were made ready."""
 
+    folder: str = ""
     serial: int = 0
     told: dict[str, Any] = field(default_factory=dict)
 
@@ -73,8 +74,8 @@ class RaycrewWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """See vLLM's base class."""
-        if init_info.serial > 1 and init_info.folder != self._folder:
-            return  # Another client has the engine since, and what was made ready: this one hears nothing.
+        if init_info.serial > 1 and self._is_of_another(init_info):
+            return
         self._folder, self._serial, self._error = init_info.folder, init_info.serial, None
         is_expected = init_info.begins or self._is_under_way
         self._is_under_way = False
@@ -90,6 +91,8 @@ class RaycrewWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
         """See vLLM's base class."""
+        if self._is_of_another(update_info):
+            return
         self._serial = update_info.serial
         is_ready, self._is_under_way = self._is_under_way, False
         if not update_info.told:
@@ -107,6 +110,10 @@ class RaycrewWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  
     def shutdown(self) -> None:
         """See vLLM's base class."""
         self._reader.close()
+
+    def _is_of_another(self, info: InitInfo | UpdateInfo) -> bool:
+        """Whether another client has the engine since, and all in it: this one changes and hears nothing."""
+        return info.folder != self._folder
 
     def _load(self, update_info: UpdateInfo) -> None:
         weights, is_tied = self._reader.read(update_info.told), _loading.is_tied(self.model_config)
