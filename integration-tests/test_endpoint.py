@@ -14,7 +14,7 @@ pytest.importorskip("uvicorn")
 from endpoint_conformance import CHAT, COMPLETIONS, GREEDY, Answers, served
 from endpoint_words import LETTERS, ask, eventually, opened, told
 from generation_echo import MODEL as ECHO
-from generation_echo import EchoTrainer, EchoWorker
+from generation_echo import AdaptedWorker, EchoTrainer, EchoWorker
 from generation_stage import local_stage
 
 from generation import EndpointOptions, RefusedError
@@ -74,6 +74,19 @@ class TestRefusals:
             )
         echo.call("sleep")
         assert [model["id"] for model in told(echo.endpoint, "/v1/models")["data"]] == ["model"]
+
+    def test_no_adapter_is_called_as_the_model_itself(self, tmp_path):
+        adapter = tmp_path / "adapter"
+        adapter.write_text("1")
+        with served(AdaptedWorker, tmp_path, ECHO, EchoTrainer, model_name="mine") as made:
+            with pytest.raises(RefusedError, match="calls the model itself so"):
+                made.call("load_adapter", "mine", str(adapter))
+            made.call("load_adapter", "model", str(adapter))
+            tokens = {}
+            for name in ("mine", "model"):
+                asked = {**GREEDY, "model": name, "prompt": [7], "max_tokens": 2, "return_token_ids": True}
+                tokens[name] = told(made.endpoint, COMPLETIONS, asked)["choices"][0]["token_ids"]
+            assert tokens == {"mine": [8, 9], "model": [1, 1]}
 
     def test_who_does_not_know_the_token_is_let_nowhere(self, echo):
         with socket.create_connection((echo.endpoint.host, echo.endpoint.port), timeout=30) as connection:

@@ -252,6 +252,15 @@ class GenerationWorker(EngineHolder, ABC):
 
     # Over HTTP
 
+    async def load_adapter(self, name: str, path: str) -> None:
+        """As `EngineHolder` does; clients of an endpoint call the model by that name.
+
+        Raises:
+            RefusedError: As there; or they call the model itself so.
+        """
+        self._hosted.check_adapter(name)
+        await super().load_adapter(name, path)
+
     async def endpoint(self) -> Endpoint:
         """Where it answers over HTTP; that ends with the worker.
 

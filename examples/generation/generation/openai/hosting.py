@@ -50,6 +50,15 @@ class Hosted:
             raise GenerationError("this generator has no endpoint")
         return self._server.endpoint
 
+    def check_adapter(self, name: str) -> None:
+        """Refuse an adapter that clients could not ask for.
+
+        Raises:
+            RefusedError: They call the model itself so.
+        """
+        if self._options is not None and name == self._options.model_name:
+            raise RefusedError(f"adapter {name!r}: the endpoint calls the model itself so (model_name)")
+
     def close(self) -> None:
         """Answer no more; idempotent."""
         server, self._server = self._server, None
