@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from vllm.config import KVTransferConfig
 from vllm_engines import (
     ARENA_BYTES,
     LONG,
@@ -14,6 +15,7 @@ from vllm_engines import (
     held,
     model_of,
     references,
+    start,
     versions_of,
     weights_of,
 )
@@ -254,3 +256,17 @@ def is_in_shared_memory(tensor):
     ]
     places = [[int(end, 16) for end in place.split("-")] for place in mapped]
     return any(start <= tensor.data_ptr() < stop for start, stop in places)
+
+
+def test_what_a_connector_keeps_of_older_weights_is_not_computed_with(store, tmp_path):
+    where = {"kv_connector": "FolderConnector", "kv_connector_module_path": "vllm_connector"}
+    kept = {"kv_role": "kv_both", "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)}}
+    kind = "separate embeddings"
+    engine = start(kind, kv_transfer_config=KVTransferConfig(**where, **kept))
+    with VllmWeights(engine, store=store) as weights, contextlib.closing(Trainer(kind, store)) as trainer:
+        for seed in (1, 2):
+            weights.apply_weights(trainer.publish(seed))
+            assert not list(tmp_path.iterdir())
+            weights.check(references(trainer.model), tolerance=1e-4)
+            assert list(tmp_path.iterdir()), "it keeps what they compute"
+    engine.llm_engine.engine_core.shutdown()

@@ -16,7 +16,7 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 
 from generation.engine import Engine, EngineLoad, Piece, Receiver, Request, WeightSource, Within
-from generation.errors import RefusedError
+from generation.errors import GenerationError, RefusedError
 from generation.models import build_model, end_tokens, expected_weights, limits_of, read_config
 from generation.options import EngineOptions, check_device
 from generation.vllm_processes import EngineProcesses
@@ -105,8 +105,13 @@ class VllmEngine(Engine):
         return _InThread(weights, within)
 
     def forget_computed(self) -> None:
-        """See `Engine`."""
-        self._engine.reset_prefix_cache(reset_running_requests=True)
+        """See `Engine`.
+
+        Raises:
+            GenerationError: A KV connector has kept some.
+        """
+        if not self._engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True):
+            raise GenerationError("the engine's KV connector did not drop what it has")
 
     def reset_prefix_cache(self) -> None:
         """See `Engine`; while a request runs, vLLM forgets nothing unless what that has is computed anew."""

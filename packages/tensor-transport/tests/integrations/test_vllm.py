@@ -91,7 +91,7 @@ class TestUpdates:
         assert llm.told == [
             "pause 0 keep",
             *("start_weight_update", "update_weights", "finish_weight_update"),
-            *("reset_prefix_cache", "reset_encoder_cache"),
+            *("reset_prefix_cache", "reset_connector", "reset_encoder_cache"),
             "resume ['scheduling']",
         ]
 
@@ -217,6 +217,17 @@ class TestFailures:
                     refused()
             weights.apply_weights(update)  # holds it already, and goes on
             assert (weights.require(), llm.version, llm.is_paused) == (2, "2", False)
+
+    def test_an_engine_whose_connector_keeps_what_older_weights_computed_is_not_served(
+        self, llm, store, publisher
+    ):
+        with VllmWeights(llm, store=store) as weights:
+            weights.apply_weights(publisher.publish(model(1)))
+            llm.connector_resets = False
+            with pytest.raises(TransportError, match="KV connector did not drop"):
+                weights.apply_weights(publisher.publish(model(2)))
+            with pytest.raises(StaleWeightsError, match="stays paused"):
+                weights.require()
 
     def test_the_first_error_is_raised_where_the_engine_is_gone(self, llm, store, publisher, monkeypatch):
         with VllmWeights(llm, store=store) as weights:
@@ -456,8 +467,10 @@ class AsyncEngine:
         assert not clear_cache
         self.told.append(f"pause {mode}")
 
-    async def reset_prefix_cache(self, reset_running_requests):
+    async def reset_prefix_cache(self, reset_running_requests=False, reset_connector=False):
         assert reset_running_requests
+        assert reset_connector
+        return True
 
     async def reset_encoder_cache(self):
         self.told.append("reset")

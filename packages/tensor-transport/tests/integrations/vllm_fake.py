@@ -223,6 +223,7 @@ class Llm:
         self.workers = Workers(factory, members)
         self.left, self.version, self.is_paused = {}, "default", False
         self.told = self.workers.told
+        self.connector_resets = True
         self.llm_engine = self
         self.engine_core = SimpleNamespace() if in_process else SimpleNamespace(call_utility=None)
         self.output_processor = SimpleNamespace(request_states=self.left)
@@ -251,9 +252,13 @@ class Llm:
         self.told.append(f"resume {tags}")
         self.is_paused = False
 
-    def reset_prefix_cache(self, reset_running_requests):
+    def reset_prefix_cache(self, reset_running_requests=False, reset_connector=False):
         assert self.is_paused
+        assert reset_running_requests
         self.told.append("reset_prefix_cache")
+        if reset_connector:
+            self.told.append("reset_connector")
+        return not reset_connector or self.connector_resets
 
     def reset_encoder_cache(self):
         self.told.append("reset_encoder_cache")

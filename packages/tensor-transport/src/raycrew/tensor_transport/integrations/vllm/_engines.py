@@ -6,12 +6,13 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import wait
 from typing import Any, Literal, Protocol
 
-from raycrew.tensor_transport.errors import LoadRefusedError
+from raycrew.tensor_transport.errors import LoadRefusedError, TransportError
 
 Requests = Literal["continue", "finish", "abort"]
 """What becomes of requests under way when new weights are loaded."""
 
 _LOOK_S = 1.0  # How often it is looked whether a loop that is waited for still runs.
+_EVERYTHING = {"reset_running_requests": True, "reset_connector": True}  # Whatever holds keys and values.
 _MODES: dict[Requests, str] = {"continue": "keep", "finish": "wait", "abort": "abort"}
 
 
@@ -35,7 +36,11 @@ class Engine(Protocol):
         ...
 
     def forget(self) -> None:
-        """Drop what was computed with other weights; requests under way compute it again."""
+        """Drop what was computed with other weights; requests under way compute it again.
+
+        Raises:
+            TransportError: A KV connector has kept something of it.
+        """
         ...
 
     def name_version(self, version: str) -> None:
@@ -98,7 +103,7 @@ class OfflineEngine:
 
     def forget(self) -> None:
         """See `Engine`."""
-        self._llm.reset_prefix_cache(reset_running_requests=True)
+        _check_dropped(self._llm.reset_prefix_cache(**_EVERYTHING))
         self._core.reset_encoder_cache()
 
     def name_version(self, version: str) -> None:
@@ -145,7 +150,7 @@ class OnlineEngine:
 
     def forget(self) -> None:
         """See `Engine`."""
-        self._wait(lambda: self._engine.reset_prefix_cache(reset_running_requests=True))
+        _check_dropped(self._wait(lambda: self._engine.reset_prefix_cache(**_EVERYTHING)))
         self._wait(self._engine.reset_encoder_cache)
 
     def name_version(self, version: str) -> None:
@@ -181,6 +186,11 @@ class OnlineEngine:
                     asked.close()
                 raise RuntimeError("the engine's event loop has ended")
         return future.result()
+
+
+def _check_dropped(is_dropped: bool) -> None:
+    if not is_dropped:
+        raise TransportError("the engine's KV connector did not drop what older weights had computed")
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
