@@ -11,7 +11,7 @@ from generation_echo import MODEL as ECHO
 from generation_echo import EchoEngine, EchoTrainer
 from generation_stage import MODEL, batch_of, local_stage, rows_of
 
-from generation import EngineOptions, RefusedError, start_generators
+from generation import AsleepError, EngineOptions, RefusedError, start_generators
 from generation.worker import GenerationWorker
 from learner import Learner
 from raycrew.cluster_core.testing import FakeCluster, connected
@@ -144,6 +144,20 @@ def test_an_engine_that_stays_while_it_sleeps_wakes_with_current_weights_or_is_m
         assert "there is no engine" in stage.call("explain")
         stage.call("wake")
         assert (DozingEngine.made, stage.metrics().weight_version) == (2, stage.version)
+
+
+def test_samples_that_wait_when_an_engine_that_stays_goes_to_sleep_end_with_it():
+    with local_stage(DozingWorker, ECHO, EchoTrainer) as stage:
+        stage.call("pause")
+        waiting = stage.begin(batch_of(), {"max_tokens": 3})
+        stage.wait_for(lambda found: found.waiting)
+        loop = stage.worker._life.awake.loop
+        stage.call("sleep")
+        assert {(row[5], len(row[2])) for row in rows_of(waiting.result(60))} == {("abort", 0)}
+        with pytest.raises(AsleepError):  # who was admitted just before
+            loop.submit([], lambda *_: None).result(60)
+        stage.call("wake")
+        assert {row[5] for row in rows_of(stage.generate(batch_of(), {"max_tokens": 3}))} == {"length"}
 
 
 def test_sleep_levels_are_refused_where_there_are_none():

@@ -212,7 +212,7 @@ class EngineLife:
         """Keep the engine, without its memory; one that can't is given up."""
         try:
             state.leave()
-            state.loop.call(state.loop.engine.doze).result()
+            state.loop.doze().result()
         except BaseException:
             self._end(state.loop)
             raise
@@ -225,7 +225,7 @@ class EngineLife:
         with ExitStack() as undo:
             undo.callback(self._end, loop)
             if dozing is not None:
-                dozing.call(dozing.engine.rouse).result()
+                dozing.rouse().result()
             source = receiver = None
             if self._open_source is not None:
                 source = self._open_source()

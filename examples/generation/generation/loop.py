@@ -42,7 +42,7 @@ class EngineLoop:
         self._holds: set[str] = set()
         self._finishing: dict[str, Future[None]] = {}
         self._failure: Exception | None = None
-        self._is_doubtful = False
+        self._is_doubtful = self._dozes = False
         self._unended: Exception | None = None
         made: Future[Engine] = Future()
         self._thread = threading.Thread(target=self._run, args=(make, made), name="engine", daemon=True)
@@ -60,7 +60,7 @@ class EngineLoop:
         future: Future[T] = Future()
         with self._gate:
             if self._is_closed:
-                raise AsleepError("this generator sleeps, and has no engine: wake() it first")
+                raise _asleep()
             self._commands.put((future, lambda: function(*args)))
         return future
 
@@ -117,6 +117,14 @@ class EngineLoop:
     def load(self) -> Future[EngineLoad]:
         """What the engine is at, with what waits for the end of a pause."""
         return self.call(self._load)
+
+    def doze(self) -> Future[None]:
+        """End what is on its way as aborted, and have the engine give up its memory; take nothing until `rouse`."""
+        return self.call(self._doze)
+
+    def rouse(self) -> Future[None]:
+        """Have the engine take its memory again."""
+        return self.call(self._rouse)
 
     def is_paused(self, reason: str) -> bool:
         """Whether there is a pause for this reason."""
@@ -211,6 +219,8 @@ class EngineLoop:
         self._settle()
 
     def _submit(self, tracks: Sequence[Track]) -> None:
+        if self._dozes:
+            raise _asleep()
         if self._failure is not None:
             raise self._as_failed() from self._failure
         if self._is_doubtful:
@@ -285,6 +295,15 @@ class EngineLoop:
             paused.set_result(None)
         self._finishing.clear()
 
+    def _doze(self) -> None:
+        self._dozes = True
+        self._abort(lambda _: True)
+        self.engine.doze()
+
+    def _rouse(self) -> None:
+        self.engine.rouse()
+        self._dozes = False
+
     def _load(self) -> EngineLoad:
         load = self.engine.load()
         return EngineLoad(load.running, load.waiting + len(self._waiting), load.kv_cache_use)
@@ -315,6 +334,10 @@ class EngineLoop:
         return EngineFailedError(
             f"the engine failed ({type(error).__name__}: {error}): sleep() and wake() make a new one"
         )
+
+
+def _asleep() -> AsleepError:
+    return AsleepError("this generator sleeps, and has no engine: wake() it first")
 
 
 def _not_taken(error: Exception) -> Exception:
