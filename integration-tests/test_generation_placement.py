@@ -12,6 +12,7 @@ from generation_stage import EXAMPLE  # noqa: F401  # finds the example
 from generation import EngineOptions, RefusedError, start_generators
 from generation.lending import Place, engine_variables
 from raycrew.cluster_core import RayVirtualCluster
+from raycrew.cluster_core.testing import FakeCluster
 from raycrew.tensor_transport import WeightDirectory
 
 
@@ -31,6 +32,20 @@ def test_an_engine_is_told_of_its_own_bundles():
     for devices in (0, 0.5, 2):
         with pytest.raises(RefusedError, match="one GPU each"):
             engine_variables([Place("a", 0, 1, 1), Place("a", 1, devices, devices)], 2)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "says"),
+    [
+        (FakeCluster([2], use_gpus=True), "which has 1 GPU: use executor='ray'"),
+        (FakeCluster([1, 1]), "on one node"),
+        (FakeCluster([3, 1]), "on one node"),
+    ],
+)
+def test_children_of_one_worker_are_refused_where_they_can_not_be_its_engine(cluster, says):
+    with pytest.raises(RefusedError, match=says):
+        start_generators(cluster, "vllm", EngineOptions(MODEL, tensor_parallel=2))
+    assert not cluster.holders()
 
 
 def spread(cluster, size):

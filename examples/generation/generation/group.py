@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import torch
 
+from generation.errors import RefusedError
 from generation.lending import VISIBLE, Lent
 from generation.metrics import GenerationMetrics
 from generation.options import EngineOptions, check_device, check_store
@@ -17,7 +18,7 @@ from generation.prompts import Limits, Prompt, check_stops, read_prompts
 from generation.sampling import Sampling
 from generation.transformers_worker import TransformersWorker
 from generation.vllm_worker import VllmWorker
-from raycrew.cluster_core import Cluster
+from raycrew.cluster_core import Bundle, Cluster
 from raycrew.tensor_transport import BatchedDataDict
 from raycrew.worker_groups import MultiWorkerFuture, RankInfo, RayWorkerGroup
 
@@ -27,6 +28,7 @@ WORKERS = {name: f"{kind.__module__}.{kind.__qualname__}" for name, kind in KIND
 ENVIRONMENTS = {"transformers": "transformers", "vllm": "vllm-cpu", "vllm-gpu": "vllm-gpu"}
 PROJECTS = Path(__file__).parent.parent / "environments"
 PREFIX_TOKENS = 32
+HOST = {"CPU", "memory"}  # what bundles hold beside devices
 # Nothing compiled, nothing fetched, the engine in the worker's process; what makes several processes on a CPU
 # share its cores; no progress bars, and no warnings of waits, which are in threads that may wait.
 VARIABLES = {
@@ -246,6 +248,9 @@ def _plan(
     size, bundles = options.tensor_parallel, len(cluster.bundles)
     if bundles % size:
         raise ValueError(f"{bundles} bundles can't be shared out to engines over {size} each")
+    if size > 1 and options.chosen_executor == "mp":
+        for start in range(0, bundles, size):
+            _check_children(cluster.bundles[start : start + size])
 
     fixed = worker_options if isinstance(worker_options, Mapping) else {}
     check_store(fixed.get("store"))
@@ -279,9 +284,28 @@ def _plan(
     )
 
 
+def _check_children(bundles: Sequence[Bundle]) -> None:
+    """Refuse bundles on which the children of their leader can't be an engine.
+
+    Raises:
+        RefusedError: They are on several nodes, or the leader's devices are fewer than they.
+    """
+    if len({bundle.node_id for bundle in bundles}) > 1:
+        raise RefusedError(
+            "the executor 'mp' has all processes of an engine on one node, and its bundles are on several: "
+            "give each engine bundles of one node, or use 'ray' on accelerators"
+        )
+    for name, held in bundles[0].resources.items():
+        if name not in HOST and held < len(bundles):
+            raise RefusedError(
+                f"the executor 'mp' has an engine over {len(bundles)} devices as children of one worker, "
+                f"which has {held:g} {name}: use executor='ray', which takes those of all its bundles"
+            )
+
+
 def _device_kind(cluster: Cluster) -> str:
     held = {name for bundle in cluster.bundles for name in bundle.resources}
-    return "cpu" if held <= {"CPU", "memory"} else "accelerator"
+    return "cpu" if held <= HOST else "accelerator"
 
 
 def _batch_of(prompts: Sequence[Prompt]) -> BatchedDataDict:

@@ -119,7 +119,7 @@ class EngineLoop:
         return self.call(self._load)
 
     def doze(self) -> Future[None]:
-        """End what is on its way as aborted, and have the engine give up its memory; take nothing until `rouse`."""
+        """End what is on its way as aborted, have the engine doze, and take nothing until `rouse`."""
         return self.call(self._doze)
 
     def rouse(self) -> Future[None]:

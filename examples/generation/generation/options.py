@@ -25,7 +25,8 @@ class EngineOptions:
         tensor_parallel: Over how many workers of a tied group the model is spread.
         executor: How the engine's processes are run: "uni" in the worker itself, "mp" as its children, "ray"
             as actors on the tied group's bundles, on several nodes too; None for "uni" without tensor
-            parallelism and "mp" with it.
+            parallelism and "mp" with it. Over several accelerators a group's engines need "ray": a worker
+            has but the devices of its own bundle.
         answer_timeout_s: How long processes that an engine has of its own may take to answer, be it with a
             step or with all weights loaded; then they count as dead.
         kv_cache_bytes: Memory for keys and values.
