@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import json
 import os
 import subprocess
 import sys
@@ -15,11 +16,12 @@ pytest.importorskip("transformers")
 from generation_conformance import LONG, Conformance, check_what_waits_for_room
 from generation_echo import MODEL as ECHO
 from generation_echo import AdaptedWorker, EchoTrainer
-from generation_stage import EXAMPLE, MODEL, batch_of, group_stage, local_stage, rows_of
+from generation_stage import END, EXAMPLE, MODEL, batch_of, group_stage, local_stage, rows_of
 
 from generation import EngineOptions, RefusedError, Sampling, start_generators
 from generation.calls import Asked, requests_of, samples_of
 from generation.group import WORKERS
+from generation.models import build_model, read_config
 from generation.prompts import Limits
 from generation.samples import Sample
 from generation.transformers_worker import TransformersWorker
@@ -48,6 +50,19 @@ class TestTransformers(Conformance):
         for options in ({"max_adapters": 1}, {"tensor_parallel": 2}):
             with pytest.raises(RefusedError, match="transformers engine"):
                 TransformersWorker(EngineOptions(MODEL, **options))
+
+
+@pytest.mark.parametrize(
+    ("named", "ends"), [(None, {END}), (END, {END}), ([END, 9], {END, 9}), ([9, 11], {END, 9, 11})]
+)
+def test_samples_end_with_what_a_models_folder_names_for_generation_too(tmp_path, named, ends):
+    build_model(EngineOptions(MODEL), read_config(EngineOptions(MODEL))).save_pretrained(tmp_path)
+    says = tmp_path / "generation_config.json"
+    says.unlink(missing_ok=True) if named is None else says.write_text(json.dumps({"eos_token_id": named}))
+    with local_stage(TransformersWorker, str(tmp_path)) as stage:
+        rows = rows_of(stage.generate(batch_of(), {"n": 16, "max_tokens": 120, "seed": 0}))
+    assert {row[2][-1] for row in rows if row[5] == "stop"} == ends
+    assert not {token for row in rows for token in row[2][:-1]} & ends
 
 
 def test_what_an_engine_has_no_room_for_waits():

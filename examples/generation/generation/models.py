@@ -1,10 +1,12 @@
 """Models by folder or configuration; imported only in workers, as it needs transformers."""
 
 from collections.abc import Mapping
+from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from generation.options import EngineOptions
 from generation.prompts import Limits
@@ -32,10 +34,14 @@ def limits_of(options: EngineOptions, config: Any) -> Limits:
     return Limits(config.vocab_size, options.context_length or config.max_position_embeddings)
 
 
-def end_tokens(config: Any) -> tuple[int, ...]:
-    """Ids that end a sample."""
-    found = config.eos_token_id
-    return () if found is None else (found,) if isinstance(found, int) else tuple(found)
+def end_tokens(options: EngineOptions, config: Any) -> tuple[int, ...]:
+    """Ids that end a sample: the model's own, and those that its folder names for generation."""
+    found = [config.eos_token_id]
+    if not isinstance(options.model, Mapping):
+        with suppress(OSError):  # it says nothing
+            found.append(GenerationConfig.from_pretrained(options.model).eos_token_id)
+    ids = chain.from_iterable([one] if isinstance(one, int) else one or () for one in found)
+    return tuple(dict.fromkeys(ids))
 
 
 def expected_weights(config: Any) -> dict[str, torch.Tensor] | None:

@@ -101,7 +101,7 @@ class TransformersEngine(LoadingEngine):
         if options.max_adapters:
             raise RefusedError("the transformers engine has no LoRA adapters: max_adapters must be 0")
         self.options, config = options, read_config(options)
-        self.limits, self._ends = limits_of(options, config), end_tokens(config)
+        self.limits, self._ends = limits_of(options, config), end_tokens(options, config)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         self.model = build_model(options, config).to(device).eval()
         self.weights = expected_weights(config)

@@ -41,7 +41,7 @@ class VllmEngine(Engine):
         register()
         check_device(options, "cpu" if current_platform.is_cpu() else "accelerator")
         self.options, config = options, read_config(options)
-        self.limits, self._ends = limits_of(options, config), end_tokens(config)
+        self.limits, self._ends = limits_of(options, config), end_tokens(options, config)
         self.weights, self.dozes = expected_weights(config), options.sleep_level is not None
         self.adapters: dict[str, LoRARequest] = {}
         self._adapter_numbers = count(1)
