@@ -26,6 +26,7 @@ from generation.prompts import Limits
 from generation.samples import Sample
 from generation.transformers_worker import TransformersWorker
 from generation.vllm_worker import COMPILER, without_compiler
+from raycrew.cluster_core import BundleSpec
 from raycrew.cluster_core.testing import FakeCluster, connected
 
 
@@ -78,9 +79,11 @@ class TestTransformersOnRay(Conformance):
             yield made
 
 
-def test_the_executor_ray_is_refused_on_cpus_before_an_engine_starts():
+@pytest.mark.parametrize("resources", [{}, {"fast_disk": 1.0}])
+def test_the_executor_ray_is_refused_on_cpus_before_an_engine_starts(resources):
+    cluster = FakeCluster([2], bundle_specs=BundleSpec(resources=resources))
     with pytest.raises(RefusedError, match="no executor 'ray' on CPUs"):
-        start_generators(FakeCluster([2]), "vllm", EngineOptions(MODEL, executor="ray"))
+        start_generators(cluster, "vllm", EngineOptions(MODEL, executor="ray"))
 
 
 @pytest.mark.parametrize(

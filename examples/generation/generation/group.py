@@ -18,7 +18,7 @@ from generation.prompts import Limits, Prompt, check_stops, read_prompts
 from generation.sampling import Sampling
 from generation.transformers_worker import TransformersWorker
 from generation.vllm_worker import VllmWorker
-from raycrew.cluster_core import Bundle, Cluster
+from raycrew.cluster_core import Bundle, Cluster, accelerators_of
 from raycrew.tensor_transport import BatchedDataDict
 from raycrew.worker_groups import MultiWorkerFuture, RankInfo, RayWorkerGroup
 
@@ -28,7 +28,6 @@ WORKERS = {name: f"{kind.__module__}.{kind.__qualname__}" for name, kind in KIND
 ENVIRONMENTS = {"transformers": "transformers", "vllm": "vllm-cpu", "vllm-gpu": "vllm-gpu"}
 PROJECTS = Path(__file__).parent.parent / "environments"
 PREFIX_TOKENS = 32
-HOST = {"CPU", "memory"}  # what bundles hold beside devices
 # Nothing compiled, nothing fetched, the engine in the worker's process; what makes several processes on a CPU
 # share its cores; no progress bars, and no warnings of waits, which are in threads that may wait.
 VARIABLES = {
@@ -295,8 +294,9 @@ def _check_children(bundles: Sequence[Bundle]) -> None:
             "the executor 'mp' has all processes of an engine on one node, and its bundles are on several: "
             "give each engine bundles of one node, or use 'ray' on accelerators"
         )
-    for name, held in bundles[0].resources.items():
-        if name not in HOST and held < len(bundles):
+    resources = bundles[0].resources
+    for name in accelerators_of(resources):
+        if (held := resources[name]) < len(bundles):
             raise RefusedError(
                 f"the executor 'mp' has an engine over {len(bundles)} devices as children of one worker, "
                 f"which has {held:g} {name}: use executor='ray', which takes those of all its bundles"
@@ -304,8 +304,7 @@ def _check_children(bundles: Sequence[Bundle]) -> None:
 
 
 def _device_kind(cluster: Cluster) -> str:
-    held = {name for bundle in cluster.bundles for name in bundle.resources}
-    return "cpu" if held <= HOST else "accelerator"
+    return "accelerator" if any(accelerators_of(one.resources) for one in cluster.bundles) else "cpu"
 
 
 def _batch_of(prompts: Sequence[Prompt]) -> BatchedDataDict:
