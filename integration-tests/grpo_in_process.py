@@ -28,6 +28,9 @@ class Generator:
     def __init__(self, directory):
         self.receiver = WeightReceiver(dict, store=STORE, directory=directory)
 
+    def prepare_weights(self, version):
+        return self.receiver.prepare(version)
+
     def apply_weights(self, version):
         return self.receiver.apply(version)
 

@@ -175,7 +175,11 @@ class Crew:
             deaths = self.deaths.count
             try:
                 report = await sync_weights_async(
-                    self.policy, self.generators.group, directory=self.directory, progress=progress
+                    self.policy,
+                    self.generators.group,
+                    directory=self.directory,
+                    prepare="prepare_weights",
+                    progress=progress,
                 )
             except (WorkerFailureError, WeightUpdateError):
                 if self.deaths.count == deaths or await asyncio.to_thread(self.has_lost):
