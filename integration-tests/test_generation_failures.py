@@ -151,6 +151,46 @@ def test_a_call_that_comes_during_the_first_update_ends_where_that_brings_nothin
 
 
 @pytest.mark.hostile
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("mode", ["continue", "finish", "abort"])
+def test_a_call_that_comes_just_before_the_first_update_pauses_has_its_weights(monkeypatch, mode):
+    directory, shelf = WeightDirectory.local(), Shelf()
+    life = EngineLife(EchoEngine, lambda: WeightSource(directory, shelf))
+    loop = life.awake.loop
+    pause, came = loop.pause, threading.Event()
+
+    def pause_late(*args):
+        assert came.wait(30)
+        return pause(*args)
+
+    async def call_meanwhile():
+        update = asyncio.create_task(
+            asyncio.to_thread(life.update, lambda one: one.pull(missing_ok=False), mode)
+        )
+        while not life._changes.locked():
+            await asyncio.sleep(0.001)
+        loop, requests = await admitted(
+            life, Asked({"prompt_ids": [[5]]}, Sampling(max_tokens=2), None, None)
+        )
+        samples = samples_of(loop, requests)
+        first = asyncio.create_task(anext(samples))
+        while not loop.load().result(30).running:
+            await asyncio.sleep(0.001)
+        came.set()
+        _, sample = await first
+        await update
+        return sample
+
+    monkeypatch.setattr(loop, "pause", pause_late)
+    try:
+        EchoTrainer(directory, shelf).publish_weights()
+        sample = asyncio.run(call_meanwhile())
+        assert (sample.finish_reason, {*sample.versions}) == ("length", {1})
+    finally:
+        life.sleep("abort")
+
+
+@pytest.mark.hostile
 def test_samples_that_are_to_end_before_an_update_do_so_although_a_pause_waits_for_them_too(stage):
     stage.call("set_on_update", "finish")
     future = stage.begin(batch_of(), LONG)

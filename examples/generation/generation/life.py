@@ -140,6 +140,8 @@ class EngineLife:
         with self._changes:
             state, receiver = self.awake, self.receiver
             state.loop.trust().result()
+            if state.known_version() is None:
+                mode = "continue"  # What has come has not begun, and waits as what comes later.
             if not state.loop.is_paused("caller"):
                 state.loop.pause(mode, "update").result()
             why: BaseException | None = None
