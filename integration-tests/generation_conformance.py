@@ -1,6 +1,7 @@
 """What every generation worker does: one class of tests, run over each kind of worker."""
 
 import pytest
+import torch
 from generation_stage import END, MODEL, PROMPTS, batch_of, local_stage, rows_of
 
 from generation import AsleepError, GenerationError, PromptError, RefusedError, SamplingError
@@ -16,6 +17,11 @@ BAD_PROMPTS = [
     (batch_of([[5], [6, 61]]), "row 1 has the id 61 at position 1"),
     (batch_of([[-1]]), "the id -1"),
     (batch_of([[5] * 512]), "512 tokens"),
+    (BatchedDataDict({"prompt_ids": torch.ones(1, 3, dtype=torch.bool)}), "the id True"),
+    (
+        BatchedDataDict({"prompt_ids": torch.ones(1, 3, dtype=torch.int64), "prompt_lengths": torch.ones(1)}),
+        "prompt_lengths must be whole numbers",
+    ),
 ]
 BAD_SAMPLING = [
     ({"n": 0}, "n must be"),

@@ -30,7 +30,8 @@ class EchoEngine(LoadingEngine):
     limits = Limits(VOCABULARY, 1000)
     weights: ClassVar = {"add": torch.zeros(1, device="meta")}
 
-    loads_to_fail = steps_to_fail = 0
+    loads_to_fail = 0
+    failure = None  # of the next steps
     ends = aborts = True
 
     def __init__(self):
@@ -41,9 +42,8 @@ class EchoEngine(LoadingEngine):
 
     def step(self):
         time.sleep(0.002)
-        if self.steps_to_fail:
-            self.steps_to_fail -= 1
-            raise RuntimeError("no memory is left")
+        if self.failure is not None:
+            raise self.failure
         pieces = [self._next(request, tokens) for request, tokens in self.requests]
         self.abort([piece.request_id for piece in pieces if piece.finish_reason])
         return pieces

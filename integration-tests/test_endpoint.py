@@ -242,7 +242,7 @@ class TestEnds:
     def test_an_engine_that_fails_in_mid_stream_is_told_and_no_stream_ends_well(self, echo):
         with opened(echo.endpoint, COMPLETIONS, {**LONG, "stream": True}) as answer:
             answer.readline()
-            echo.worker._life.awake.loop.engine.steps_to_fail = 1
+            echo.worker._life.awake.loop.engine.failure = RuntimeError("no memory is left")
             lines = answer.read().strip().split(b"\n\n")
         last = json.loads(lines[-1].removeprefix(b"data: "))
         assert last["error"]["code"] == "engine_failed"

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -220,6 +221,45 @@ def test_a_pause_that_nobody_waits_for_any_more_comes_all_the_same(stage):
     assert {row[5] for row in rows_of(late.result(60))} == {"length"}
 
 
+def pausing(stage, method, *args):
+    """A call that waits for samples on their way to end; gives its future once it does."""
+    reason = {"sleep": "sleep", "pause": "caller", "update": "update"}[method]
+    future = ThreadPoolExecutor(1).submit(stage.sync if method == "update" else stage.call, *args)
+    loop = stage.worker._life.awake.loop
+    while not loop.is_held(reason) and not future.done():
+        time.sleep(0.001)
+    assert not loop.is_paused(reason)
+    return future
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("call", [("sleep", "finish"), ("pause", "finish")])
+def test_what_waits_for_samples_to_end_is_told_of_a_pause_that_has_them_wait(stage, call):
+    future = under_way(stage)
+    waits = pausing(stage, call[0], *call)
+    stage.call("pause")
+    with pytest.raises(GenerationError, match="another pause"):
+        waits.result(60)
+    assert stage.metrics().state == "paused"
+    stage.call("resume")
+    assert {row[5] for row in rows_of(future.result(60))} == {"length"}
+    stage.call("sleep")
+    assert stage.metrics().state == "asleep"
+
+
+@pytest.mark.hostile
+def test_an_update_that_waits_for_samples_to_end_comes_in_a_pause_that_has_them_wait(stage):
+    stage.call("set_on_update", "finish")
+    future = under_way(stage)
+    update = pausing(stage, "update")
+    stage.call("pause")
+    assert update.result(60) == 2
+    assert stage.metrics().running, "the pause holds through the update"
+    stage.call("resume")
+    for row in rows_of(future.result(60)):
+        assert (set(row[4]), row[5]) == ({1, 2}, "length")
+
+
 def references_of(tokens, logprob=1.0):
     return [GreedyReference((5,), tuple(range(6, 6 + tokens)), (logprob,) * tokens)]
 
@@ -244,9 +284,10 @@ def test_log_probabilities_that_are_no_numbers_do_not_agree(stage):
         stage.call("check", references_of(3, math.nan), tolerance=1e9)
 
 
-def test_an_engine_that_fails_says_so_and_is_made_anew(stage):
+@pytest.mark.parametrize("kind", [RuntimeError, SystemExit])
+def test_an_engine_that_fails_says_so_and_is_made_anew(stage, kind):
     future = under_way(stage)
-    engine_of(stage).steps_to_fail = 1
+    engine_of(stage).failure = kind("no memory is left")
     for result in (future.result, lambda _: stage.generate(batch_of())):
         with pytest.raises(EngineFailedError, match="no memory is left"):
             result(60)

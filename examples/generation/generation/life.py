@@ -142,8 +142,7 @@ class EngineLife:
             state.loop.trust().result()
             if state.known_version() is None:
                 mode = "continue"  # What has come has not begun, and waits as what comes later.
-            if not state.loop.is_paused("caller"):
-                state.loop.pause(mode, "update").result()
+            _pause_for_update(state.loop, mode)
             why: BaseException | None = None
             try:
                 return how(receiver)
@@ -242,6 +241,16 @@ class EngineLife:
         if self._held is None:
             raise StaleWeightsError("there is no engine")
         return self._held.version()
+
+
+def _pause_for_update(loop: EngineLoop, mode: PauseMode) -> None:
+    """Have nothing generated; in a pause of the caller what is on its way waits, whatever the mode."""
+    if loop.is_paused("caller"):
+        return
+    try:
+        loop.pause(mode, "update").result()
+    except GenerationError:  # the caller has paused meanwhile
+        loop.pause("continue", "update").result()
 
 
 def _go_on(state: Awake, why: BaseException | None) -> None:

@@ -41,9 +41,9 @@ class EngineLoop:
         self._waiting: dict[str, Track] = {}
         self._holds: set[str] = set()
         self._finishing: dict[str, Future[None]] = {}
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self._is_doubtful = self._dozes = False
-        self._unended: Exception | None = None
+        self._unended: BaseException | None = None
         made: Future[Engine] = Future()
         self._thread = threading.Thread(target=self._run, args=(make, made), name="engine", daemon=True)
         self._thread.start()
@@ -170,11 +170,10 @@ class EngineLoop:
             if self._may_step():
                 self._step(engine)
         self._abort(lambda _: True)
-        for future in self._finishing.values():
-            future.set_exception(AsleepError("the generator was sent to sleep before its requests had ended"))
+        self._end_finishing(AsleepError("the generator was sent to sleep before its requests had ended"))
         try:
             engine.close()
-        except Exception as error:  # noqa: BLE001 - who has it closed is told
+        except BaseException as error:  # noqa: BLE001 - who has it closed is told
             self._unended = error
 
     def _turn(self) -> bool:
@@ -202,7 +201,7 @@ class EngineLoop:
         except StaleWeightsError:  # an update that was not announced by a pause: it is over in a moment
             time.sleep(PAUSE_S)
             return
-        except Exception as error:  # noqa: BLE001 - those whose requests they were are told
+        except BaseException as error:  # noqa: BLE001 - those whose requests they were are told
             self._fail(error)
             return
         for piece in pieces:
@@ -234,7 +233,7 @@ class EngineLoop:
         for track in tracks:
             try:
                 self.engine.add(track.request)
-            except Exception as error:  # noqa: BLE001 - whose request it is, is told
+            except BaseException as error:  # noqa: BLE001 - whose request it is, is told
                 track.sink(track.request, _not_taken(error))
             else:
                 self._running[track.request.id] = track
@@ -260,7 +259,7 @@ class EngineLoop:
         """Have the engine forget requests; whether it did. One that can't has failed."""
         try:
             self.engine.abort([track.request.id for track in tracks])
-        except Exception as error:  # noqa: BLE001 - those whose requests they are are told
+        except BaseException as error:  # noqa: BLE001 - those whose requests they are are told
             self._fail(error)
             return False
         return True
@@ -270,6 +269,10 @@ class EngineLoop:
             self._abort(lambda _: True)
         if mode != "finish" or not self._running:
             self._holds.add(reason)
+            if self._running and reason == "caller":  # an update's pause ends by itself
+                self._end_finishing(
+                    GenerationError("another pause came before the requests of this had ended")
+                )
             paused.set_result(None)
             return
         self._holds.discard(reason)
@@ -285,6 +288,11 @@ class EngineLoop:
         if not self._holds and not self._finishing:
             waiting, self._waiting = list(self._waiting.values()), {}
             self._admit(waiting)
+
+    def _end_finishing(self, error: GenerationError) -> None:
+        finishing, self._finishing = self._finishing, {}
+        for paused in finishing.values():
+            paused.set_exception(error)
 
     def _settle(self) -> None:
         """Once nothing runs, pauses that waited for that begin."""
@@ -308,7 +316,7 @@ class EngineLoop:
         load = self.engine.load()
         return EngineLoad(load.running, load.waiting + len(self._waiting), load.kv_cache_use)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         self._failure = error
         failed = self._as_failed()
         failed.__cause__ = error
@@ -340,7 +348,7 @@ def _asleep() -> AsleepError:
     return AsleepError("this generator sleeps, and has no engine: wake() it first")
 
 
-def _not_taken(error: Exception) -> Exception:
+def _not_taken(error: BaseException) -> BaseException:
     """What is told of a request that an engine has not taken; a ValueError says what is wrong with it."""
     if not isinstance(error, ValueError):
         return error

@@ -1,6 +1,7 @@
 """What a batch of prompts looks like, and which ones an engine can take."""
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +56,7 @@ def read_prompts(batch: Mapping[str, Any], limits: Limits) -> list[Prompt]:
     rows = _rows_of(batch["prompt_ids"], batch.get("prompt_lengths"))
     if not rows:
         raise PromptError("the batch has no prompts")
-    indices = [int(index) for index in batch.get("prompt_index", range(len(rows)))]
+    indices = _whole_numbers("prompt_index", batch.get("prompt_index", range(len(rows))))
     if len(indices) != len(rows):
         raise PromptError(f"the batch has {len(rows)} prompts, and {len(indices)} entries of prompt_index")
     for row, tokens in enumerate(rows):
@@ -77,7 +78,7 @@ def check_prompt(tokens: Sequence[int], limits: Limits, which: str) -> None:
             "more: shorten it"
         )
     for position, token in enumerate(tokens):
-        if not isinstance(token, int) or not 0 <= token < limits.vocabulary_size:
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < limits.vocabulary_size:
             raise PromptError(
                 f"{which} has the id {token!r} at position {position}; the vocabulary has ids from 0 to "
                 f"{limits.vocabulary_size - 1}"
@@ -103,10 +104,19 @@ def _rows_of(column: Any, lengths: Any) -> list[list[int]]:
         if column.ndim != 2 or column.is_floating_point():
             shape = f"{column.dtype} of shape {list(column.shape)}"
             raise PromptError(f"prompt_ids must be integers of shape [rows, length], not {shape}")
-        counts = [column.shape[1]] * len(column) if lengths is None else [int(n) for n in lengths]
+        counts = [column.shape[1]] * len(column)
+        if lengths is not None:
+            counts = _whole_numbers("prompt_lengths", lengths)
         if len(counts) != len(column) or not all(0 <= count <= column.shape[1] for count in counts):
             raise PromptError(f"prompt_lengths {counts} do not fit prompt_ids of {list(column.shape)}")
         return [row[:count] for row, count in zip(column.tolist(), counts, strict=True)]
     if isinstance(column, RaggedTensor) and column.values.is_floating_point():
         raise PromptError(f"prompt_ids must be integers, not {column.dtype}")
     return [row.tolist() if hasattr(row, "tolist") else list(row) for row in column]
+
+
+def _whole_numbers(name: str, column: Iterable[Any]) -> list[int]:
+    try:
+        return [operator.index(value) for value in column]
+    except TypeError:
+        raise PromptError(f"{name} must be whole numbers, not {column!r}") from None
