@@ -30,7 +30,12 @@ from raycrew.tensor_transport import (
     WeightUpdateError,
     sync_weights,
 )
-from raycrew.tensor_transport.integrations.vllm import VllmWeights, WeightCheckError, _loading
+from raycrew.tensor_transport.integrations.vllm import (
+    EngineLoadError,
+    VllmWeights,
+    WeightCheckError,
+    _loading,
+)
 from raycrew.tensor_transport.testing import LocalPeers
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -269,4 +274,17 @@ def test_what_a_connector_keeps_of_older_weights_is_not_computed_with(store, tmp
             assert not list(tmp_path.iterdir())
             weights.check(references(trainer.model), tolerance=1e-4)
             assert list(tmp_path.iterdir()), "it keeps what they compute"
+    engine.llm_engine.engine_core.shutdown()
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_a_connector_that_can_drop_nothing_is_refused(tmp_path, within):
+    kept = {"kv_role": "kv_both", "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)}}
+    how = {"kv_connector": "ExampleConnector", **kept}
+    if within:
+        several = {"kv_role": "kv_both", "kv_connector_extra_config": {"connectors": [how]}}
+        how = {"kv_connector": "MultiConnector", **several}
+    engine = start("separate embeddings", kv_transfer_config=KVTransferConfig(**how))
+    with pytest.raises(EngineLoadError, match="ExampleConnector has no reset_cache"):
+        VllmWeights(engine)
     engine.llm_engine.engine_core.shutdown()

@@ -229,6 +229,33 @@ class TestFailures:
             with pytest.raises(StaleWeightsError, match="stays paused"):
                 weights.require()
 
+    def test_an_engine_whose_connector_can_drop_nothing_is_refused(self, factory, monkeypatch):
+        transfer = sys.modules["vllm.distributed.kv_transfer"]
+        monkeypatch.setattr(transfer, "has_kv_transfer_group", lambda: True)
+        with pytest.raises(EngineLoadError, match="Connector has no reset_cache"):
+            VllmWeights(Llm(factory))
+
+    @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+    def test_an_engine_that_is_paused_though_that_raised_goes_on(
+        self, llm, store, publisher, monkeypatch, error
+    ):
+        with VllmWeights(llm, store=store) as weights:
+            weights.apply_weights(publisher.publish(model(1)))
+            pause = llm.sleep
+
+            def fails_once(**how):
+                monkeypatch.setattr(llm, "sleep", pause)
+                pause(**how)
+                raise error
+
+            monkeypatch.setattr(llm, "sleep", fails_once)
+            with pytest.raises((WeightUpdateError, error)):
+                weights.apply_weights(update := publisher.publish(model(2)))
+            assert not llm.is_paused
+            assert same(llm.workers.held(), model(1))
+            weights.apply_weights(update)
+            assert (weights.require(), llm.is_paused) == (2, False)
+
     def test_the_first_error_is_raised_where_the_engine_is_gone(self, llm, store, publisher, monkeypatch):
         with VllmWeights(llm, store=store) as weights:
             weights.apply_weights(publisher.publish(model(1)))

@@ -61,6 +61,13 @@ class Vocabulary(Layer):
         self.shard_indices = SimpleNamespace(num_org_vocab_padding=1, num_added_vocab_padding=0)
 
 
+class Connector:
+    """Of keys and values."""
+
+    def reset_cache(self):
+        return None
+
+
 class Model(torch.nn.Module):
     def __init__(self, rank, members):
         super().__init__()
@@ -142,6 +149,13 @@ def install(patch):
         "vllm": {},
         "vllm.config": {"set_current_vllm_config": lambda _: contextlib.nullcontext()},
         "vllm.distributed": {},
+        "vllm.distributed.kv_transfer": {
+            "get_kv_transfer_group": Connector,
+            "has_kv_transfer_group": lambda: False,
+        },
+        "vllm.distributed.kv_transfer.kv_connector": {},
+        "vllm.distributed.kv_transfer.kv_connector.v1": {},
+        "vllm.distributed.kv_transfer.kv_connector.v1.base": {"KVConnectorBase_V1": Connector},
         "vllm.distributed.weight_transfer": {"WeightTransferEngineFactory": factory},
         "vllm.distributed.weight_transfer.base": {
             "WeightTransferEngine": WeightTransferEngine,
@@ -176,7 +190,7 @@ def install(patch):
         module = types.ModuleType(name)
         vars(module).update(content)
         patch.setitem(sys.modules, name, module)
-    for room in ("_worker", "_loading", "_layers", "_ahead"):
+    for room in ("_worker", "_connectors", "_loading", "_layers", "_ahead"):
         patch.delitem(sys.modules, f"raycrew.tensor_transport.integrations.vllm.{room}", raising=False)
     return factory
 

@@ -42,7 +42,8 @@ class EngineLoader:
 
     Raises:
         TypeError: That is no engine, or its loop is missing.
-        EngineLoadError: Not all workers answer: its back end is another one, or they are on other nodes.
+        EngineLoadError: Not all workers answer: its back end is another one, or they are on other nodes. Or
+            one has a KV connector without a `reset_cache`.
 
     Attributes:
         engine: What stands for the engine.
@@ -109,7 +110,7 @@ class EngineLoader:
     def _checked(outcomes: list[Outcome]) -> list[Outcome]:
         if failed := [one for one in outcomes if one.error is not None]:
             error = EngineLoadError(
-                f"{len(failed)} of {len(outcomes)} workers of the engine could not load the weights: rank "
+                f"{len(failed)} of {len(outcomes)} workers of the engine can't take the weights: rank "
                 f"{failed[0].rank}: {failed[0].error}"
             )
             error.ranks = tuple(one.rank for one in failed)

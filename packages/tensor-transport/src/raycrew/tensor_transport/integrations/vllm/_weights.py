@@ -60,7 +60,8 @@ class VllmWeights(Belonging):
 
     Raises:
         TypeError: That is no engine, or its loop is missing.
-        EngineLoadError: Its workers do not answer to this back end.
+        EngineLoadError: Its workers do not answer to this back end, or have a KV connector that can't drop
+            what older weights computed.
         ValueError: There is no such rollback, or nothing of the kind for requests.
     """
 
@@ -292,9 +293,14 @@ class VllmWeights(Belonging):
                 raise TypeError("between_steps= has to return when it has run what it is given, not before")
 
     def _pause(self) -> None:
-        if not self._is_paused:
+        if self._is_paused:
+            return
+        try:
             self._engine.pause(self._requests)
-            self._is_paused = True
+        except BaseException:  # It may be paused, or be so in a moment.
+            self._engine.resume()
+            raise
+        self._is_paused = True
 
     def _check_whole(self, weights: Sequence[tuple[str, torch.Tensor]]) -> None:
         if missing := self._names - {name for name, _ in weights}:

@@ -17,6 +17,7 @@ from vllm.distributed.weight_transfer.base import (
 from raycrew.tensor_transport.errors import WeightUpdateError
 from raycrew.tensor_transport.integrations.vllm import _loading
 from raycrew.tensor_transport.integrations.vllm._ahead import Ahead
+from raycrew.tensor_transport.integrations.vllm._connectors import check_connectors
 from raycrew.tensor_transport.integrations.vllm._outcomes import Outcome, tell
 from raycrew.tensor_transport.integrations.vllm._staging import Reader
 
@@ -79,6 +80,8 @@ class RaycrewWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  
         self._folder, self._serial, self._error = init_info.folder, init_info.serial, None
         is_expected = init_info.begins or self._is_under_way
         self._is_under_way = False
+        if init_info.serial == 1:
+            self._try(check_connectors)
         if init_info.told or init_info.ends:
             self._try(lambda: self._make_ready(init_info, is_expected))
         if self._ahead is not None and not self._is_under_way:
