@@ -172,7 +172,7 @@ class GenerationWorker(EngineHolder, ABC):
 
         Raises:
             ValueError: There is no such mode.
-            GenerationError: `resume` came before those on their way had ended.
+            GenerationError: `resume`, or another pause, came before those on their way had ended.
         """
         check_mode(mode, PAUSE_MODES)
         await asyncio.wrap_future(self._life.awake.loop.pause(mode, "caller"))
@@ -238,8 +238,8 @@ class GenerationWorker(EngineHolder, ABC):
 
         Raises:
             ValueError: There is no such mode.
-            GenerationError: Samples on their way wait in a pause, and are to end first; or the engine did not
-                end, and has what it has: its worker is to be ended.
+            GenerationError: Samples on their way wait in a pause, also one that comes later, and are to end
+                first; or the engine did not end, and has what it has: its worker is to be ended.
         """
         check_mode(mode, ("finish", "abort"))
         if self._engine is not None:
