@@ -300,6 +300,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
 WORDS = "names, signatures and messages"
 ON_RAY = "calls what talks to Ray: its promises are tested on a Ray"
 WITH_UV = "calls what runs uv: its promises are tested with uv"
+ON_VLLM = "looks at what vLLM has: its promises are tested on that"
 ON_PROCESSES = "calls what works on processes or files: its promises are tested on them"
 
 # Modules that import nothing of `EDGE`, and the reason why they are not mutated.
@@ -351,6 +352,7 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         "_bytes/shared/machine": ON_PROCESSES,
         "_ray/session": ON_RAY,
         "errors": WORDS,
+        "integrations/vllm/_connectors": ON_VLLM,
         "integrations/vllm/_plugin": ON_PROCESSES,
         "process_groups/_membership/watch": ON_PROCESSES,
         "process_groups/_process/deadline": ON_PROCESSES,
