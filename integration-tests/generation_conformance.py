@@ -114,7 +114,15 @@ class Conformance:
         (cut,) = rows_of(stage.generate(batch_of([[5] * 500]), {**LONG, "max_tokens": 99}))
         assert (len(cut[2]), cut[5]) == (MODEL["max_position_embeddings"] - 500, "length")
 
-    def test_samples_are_streamed_as_they_end(self, stage):
+    def test_a_sample_that_has_ended_is_streamed_while_others_are_on_their_way(self, stage):
+        context = MODEL["max_position_embeddings"]
+        streamed = stage.stream(batch_of([[5] * (context - 1), [6]]), {**LONG, "max_tokens": context - 2})
+        (first,) = rows_of(next(streamed))
+        assert (first[0], len(first[2]), first[5]) == (0, 1, "length")
+        assert stage.call("abort") == 1
+        assert [(row[0], row[5]) for batch in streamed for row in rows_of(batch)] == [(1, "abort")]
+
+    def test_samples_that_are_streamed_are_those_of_a_call(self, stage):
         how = {"n": 2, "max_tokens": 6, "seed": 5}
         rows = [rows_of(batch)[0] for batch in stage.stream(batch_of(), how)]
         assert sorted(row[:3] for row in rows) == [

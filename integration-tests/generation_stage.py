@@ -111,7 +111,7 @@ class Stage(ABC):
 
     @abstractmethod
     def stream(self, batch, sampling):
-        """What `generate_async` yields."""
+        """What `generate_async` yields, as it comes."""
 
     @abstractmethod
     def refused(self, kind, match):
@@ -221,7 +221,7 @@ class GroupStage(Stage):
         return self.first.call(method, *args, **options).get_results()[0]
 
     def stream(self, batch, sampling):
-        return [item for _, item in self.first.stream("generate_async", batch, sampling)]
+        return (item for _, item in self.first.stream("generate_async", batch, sampling))
 
     @contextmanager
     def refused(self, kind, match):

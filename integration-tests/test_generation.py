@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from generation_conformance import LONG, Conformance, check_what_waits_for_room
+from generation_conformance import Conformance, check_what_waits_for_room
 from generation_echo import MODEL as ECHO
 from generation_echo import AdaptedWorker, EchoTrainer
 from generation_stage import END, EXAMPLE, MODEL, batch_of, group_stage, local_stage, rows_of
@@ -36,13 +36,6 @@ class TestTransformers(Conformance):
     def stage(cls):
         with local_stage(TransformersWorker) as made:
             yield made
-
-    def test_a_sample_that_has_ended_is_streamed_while_others_are_on_their_way(self, stage):
-        streamed = stage.stream(batch_of([[5] * 500, [6]]), LONG)
-        (first,) = rows_of(next(streamed))
-        assert (first[0], len(first[2]), first[5]) == (0, MODEL["max_position_embeddings"] - 500, "length")
-        assert stage.call("abort") == 1
-        assert [(row[0], row[5]) for batch in streamed for row in rows_of(batch)] == [(1, "abort")]
 
     def test_what_it_can_not_do_is_refused_by_name(self, stage):
         assert "no adapters" in stage.call("explain")
