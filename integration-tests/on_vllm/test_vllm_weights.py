@@ -7,12 +7,11 @@ import pytest
 import torch
 from vllm.config import KVTransferConfig
 from vllm_engines import (
-    ARENA_BYTES,
     LONG,
     Trainer,
+    assert_200_updates_take_no_memory,
     continued,
     greedy,
-    held,
     model_of,
     references,
     start,
@@ -109,19 +108,15 @@ class TestUpdates:
         peer.close()
 
     def test_200_updates_take_no_memory(self, engine, trainer, store):
+        trainer.model = model_of(engine.kind, 8)
         with VllmWeights(engine, store=store) as weights:
-            trainer.model, model_bytes = model_of(engine.kind, 8), 0
-            seen = []
-            for number in range(220):
-                update = trainer.publisher.publish(weights_of(trainer.model))
-                weights.apply_weights(update)
-                model_bytes = update.size_bytes
-                if not 20 < number < 200:
-                    seen.append(held())
+
+            def update():
+                published = trainer.publisher.publish(weights_of(trainer.model))
+                return weights.apply_weights(published).size_bytes
+
+            assert_200_updates_take_no_memory(update)
             weights.check(references(trainer.model))
-        before, after = (map(max, zip(*some, strict=True)) for some in (seen[:21], seen[21:]))
-        for most, now, spare in zip(before, after, (20 * model_bytes, ARENA_BYTES, 2), strict=True):
-            assert now <= most + spare
 
 
 class TestFailures:
