@@ -1,5 +1,8 @@
+import importlib.metadata
 import subprocess
 import sys
+
+import pytest
 
 import raycrew.tensor_transport as package
 
@@ -17,3 +20,11 @@ def test_nothing_heavy_is_imported_before_it_is_used():
     code = f"{statement}; print(*({heavy} & set(sys.modules)))"
     told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert told.stdout.split() == []
+
+
+def test_an_engine_of_vllm_finds_it_by_entry_point_and_nobody_else_needs_vllm(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    (point,) = importlib.metadata.entry_points(group="vllm.general_plugins", name="raycrew")
+    register = point.load()
+    with pytest.raises(ModuleNotFoundError, match="vllm"):
+        register()
