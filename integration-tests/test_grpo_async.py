@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from grpo_in_process import SAMPLED, crew_in_process
+from grpo_in_process import SAMPLED, STORE, Generator, Policy, crew_in_process
 from grpo_runs import MODULES, Run, tiny_driver
 from grpo_stage import CONFIG, a_stage
 from grpo_tiny_model import build_model
@@ -26,7 +26,7 @@ from grpo.occupancy import Occupancy
 from grpo.options import parse_options
 from grpo.pace import Stopwatch, in_turns, overlapped
 from grpo.startup import StartClock
-from raycrew.tensor_transport import BatchedDataDict, WeightDirectory
+from raycrew.tensor_transport import BatchedDataDict, RaggedTensor, WeightDirectory, WeightReceiver
 from raycrew.worker_groups import timeline
 
 
@@ -119,6 +119,74 @@ def test_what_is_too_old_all_the_same_is_dropped_and_replaced(monkeypatch):
         monkeypatch.setattr(loop, "_next_prompts", take_once_four_rounds_are_there)
         loop.run(lambda: None)
     assert loop.counts()["dropped as too old"] >= 2 * 8
+    assert_each_prompt_counts_once_and_none_is_too_old(loop, 1)
+
+
+class Counting(Policy):
+    """Its weights are the number of rounds that it has learnt from."""
+
+    rounds = 0
+
+    def publish_weights(self):
+        return self.publisher.publish({"rounds": torch.tensor([self.rounds])}) if self.learns else None
+
+    def train(self, batch, step):
+        self.rounds = step
+        return super().train(batch, step)
+
+    def done(self):
+        return [CONFIG.warmup.steps, self.rounds]
+
+
+class Telling(Generator):
+    """Has the rounds that its weights had learnt from as log-probabilities, and dies in some updates."""
+
+    dies_in = frozenset()
+    deaths = None
+
+    def __init__(self, directory):
+        self.receiver = WeightReceiver(self.load, store=STORE, directory=directory)
+        self.rounds = 0
+
+    def load(self, weights):
+        self.rounds = int(dict(weights)["rounds"])
+
+    def prepare_weights(self, version):
+        if version in self.dies_in:
+            self.deaths.count += 1
+            raise RuntimeError("died in an update")
+        return super().prepare_weights(version)
+
+    def generate(self, batch, sampling):
+        found = super().generate(batch, sampling)
+        told = torch.full((int(found["output_lengths"].sum()),), float(self.rounds))
+        return BatchedDataDict({**found, "logprobs": RaggedTensor(told, found["output_lengths"])})
+
+
+def test_an_update_that_is_repeated_after_a_death_makes_no_sample_older(monkeypatch):
+    verified_here(monkeypatch)
+    generator, ages = type("Dying", (Telling,), {"dies_in": {3, 4}}), []
+    with crew_in_process(config_of(steps=8), Counting, generator) as crew:
+        generator.deaths = crew.deaths
+        loop = AsyncGrpoLoop(crew.config, crew, 1)
+        take, train = loop._next_prompts, crew.train_async
+
+        async def take_once_the_round_after_it_is_there():
+            while loop.queue.stats().produced < min(8 * (len(ages) + 2), 64):
+                await asyncio.sleep(0.01)
+            return await take()
+
+        async def train_and_note(batch, step):
+            rounds = batch["logprobs"].amax(1)[:: CONFIG.grpo.samples_per_prompt].int()
+            ages.append([step - 1 - n for n in rounds.tolist()])
+            return await train(batch, step)
+
+        monkeypatch.setattr(loop, "_next_prompts", take_once_the_round_after_it_is_there)
+        monkeypatch.setattr(crew, "train_async", train_and_note)
+        loop.run(lambda: None)
+        assert crew.version == 1 + 8 + 2
+    assert [step.staleness for step in loop.history.steps] == ages
+    assert loop.counts()["dropped as too old"] == 0
     assert_each_prompt_counts_once_and_none_is_too_old(loop, 1)
 
 

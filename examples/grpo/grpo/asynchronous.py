@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -62,6 +63,8 @@ class AsyncGrpoLoop:
         self.trainer = Occupancy()
         self.generators = [Occupancy() for _ in crew.generators.leaders]
         self._seconds: dict[str, float] = {}
+        self._shared: list[int] = []
+        """Versions that reached all generators: that of the start, and of each round since."""
 
     def run(self, update: Callable[[], None]) -> History:
         """All rounds, with the held-out reward measured before, in between and after; `update` shows each."""
@@ -96,7 +99,7 @@ class AsyncGrpoLoop:
                 ranks = range(len(self.generators))
                 working = [tasks.create_task(self._generate(rank)) for rank in ranks]
                 working.append(tasks.create_task(self._verify()))
-                await self._learn(version, tasks, update)
+                await self._learn(tasks, update)
                 for task in working:
                     task.cancel()
         except BaseExceptionGroup as failures:
@@ -112,8 +115,8 @@ class AsyncGrpoLoop:
             with self.generators[rank].call():
                 (sampled,) = await self.crew.ask_generator(rank, prompts, samples, SAMPLED, seed)
             batch = completions_of(prompts, sampled)
-            version = int(batch["weight_version"].min())
-            await self.queue.put_async({"samples": batch.shard(n)}, version=version)
+            made_for = self._round_of(int(batch["weight_version"].min()))
+            await self.queue.put_async({"samples": batch.shard(n)}, version=made_for)
 
     async def _verify(self) -> None:
         """Add the rewards of whatever there is."""
@@ -124,15 +127,18 @@ class AsyncGrpoLoop:
             found = await asyncio.to_thread(_rewards, batch["samples"])
             await batch.add_async({"reward": found})
 
-    async def _learn(self, held: int, tasks: asyncio.TaskGroup, update: Callable[[], None]) -> None:
+    def _round_of(self, version: int) -> int:
+        """Which round would learn with these weights; an update that is repeated takes several versions."""
+        return 1 + bisect_left(self._shared, version)
+
+    async def _learn(self, tasks: asyncio.TaskGroup, update: Callable[[], None]) -> None:
         """All rounds of training; new weights go to the generators while the next round trains.
 
         Args:
-            held: The version that generators hold at the start.
             tasks: Runs what goes on meanwhile.
             update: Called after each round.
         """
-        sharing: asyncio.Task[int] | None = None
+        sharing: asyncio.Task[None] | None = None
         for step in range(1, self.config.grpo.steps + 1):
             self._seconds = dict.fromkeys(OVERLAPPED, 0.0)
             with self._phase("wait"):
@@ -142,9 +148,10 @@ class AsyncGrpoLoop:
                 metrics = await self.crew.train_async(batch, step)
             await taken.done_async()
             self.trained.update(taken.ids)
-            with self._phase("wait"):
-                held = await sharing if sharing is not None else held
-            self.queue.advance(held + 1)
+            if sharing is not None:
+                with self._phase("wait"):
+                    await sharing
+            self.queue.advance(step + 1)
             published = asyncio.Event()
             sharing = tasks.create_task(self._update(step, published, tasks, update))
             with self._phase("sync"), self.trainer.call():
@@ -179,20 +186,20 @@ class AsyncGrpoLoop:
 
     async def _update(
         self, step: int, published: asyncio.Event, tasks: asyncio.TaskGroup, update: Callable[[], None]
-    ) -> int:
-        """Bring the generators to what was learnt in a round; which version that is."""
+    ) -> None:
+        """Bring the generators to what was learnt in a round."""
         version = await self._share(published)
         if step % self.config.grpo.evaluate_every == 0 or step == self.config.grpo.steps:
             asked = self._ask_held_out()  # before they get other weights
             tasks.create_task(self._evaluate(step, asked, version, update))
         await self.admission.note(step + 1)
-        return version
 
     async def _share(self, published: asyncio.Event) -> int:
         with ExitStack() as calls:
             for generator in self.generators:
                 calls.enter_context(generator.call())
-            return await self.crew.share(published)
+            self._shared.append(await self.crew.share(published))
+        return self._shared[-1]
 
     def _ask_held_out(self) -> list[Asked]:
         shares = split(self.held_out, len(self.generators))
