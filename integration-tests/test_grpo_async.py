@@ -1,16 +1,18 @@
 """The main example with generation going on while the trainer trains: ages, counts, and what is refused."""
 
 import asyncio
+import itertools
 import json
 import os
 import signal
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
-from grpo_in_process import SAMPLED, STORE, Generator, Policy, crew_in_process
+from grpo_in_process import GREEDILY, SAMPLED, STORE, Generator, Policy, crew_in_process
 from grpo_runs import MODULES, Run, tiny_driver
 from grpo_stage import CONFIG, a_stage
 from grpo_tiny_model import build_model
@@ -21,6 +23,7 @@ from grpo import asynchronous, learner, policy
 from grpo.admission import Admission
 from grpo.asynchronous import AsyncGrpoLoop
 from grpo.comparison import write_comparison
+from grpo.crew import Crew
 from grpo.history import OVERLAPPED, PHASES, Evaluation, History, StepRecord
 from grpo.occupancy import Occupancy
 from grpo.options import parse_options
@@ -142,7 +145,7 @@ class Telling(Generator):
     """Has the rounds that its weights had learnt from as log-probabilities, and dies in some updates."""
 
     dies_in = frozenset()
-    deaths = None
+    deaths, is_told_of = None, True
 
     def __init__(self, directory):
         self.receiver = WeightReceiver(self.load, store=STORE, directory=directory)
@@ -152,10 +155,17 @@ class Telling(Generator):
         self.rounds = int(dict(weights)["rounds"])
 
     def prepare_weights(self, version):
-        if version in self.dies_in:
-            self.deaths.count += 1
-            raise RuntimeError("died in an update")
+        self.live_or_die(version)
         return super().prepare_weights(version)
+
+    def apply_weights(self, version):
+        self.live_or_die(version)
+        return super().apply_weights(version)
+
+    def live_or_die(self, version):
+        if version in self.dies_in:
+            self.deaths.count += self.is_told_of
+            raise RuntimeError("died in an update")
 
     def generate(self, batch, sampling):
         found = super().generate(batch, sampling)
@@ -188,6 +198,39 @@ def test_an_update_that_is_repeated_after_a_death_makes_no_sample_older(monkeypa
     assert [step.staleness for step in loop.history.steps] == ages
     assert loop.counts()["dropped as too old"] == 0
     assert_each_prompt_counts_once_and_none_is_too_old(loop, 1)
+
+
+def share(crew):
+    asyncio.run(crew.share(asyncio.Event()))
+
+
+@pytest.mark.parametrize("update", [Crew.synchronise, share])
+def test_an_update_is_repeated_where_a_death_was_told_of_before_it_began(update):
+    generator = type("Dying", (Telling,), {"dies_in": {1}, "is_told_of": False})
+    with crew_in_process(CONFIG, Counting, generator) as crew:
+        generator.deaths = crew.deaths
+        crew.deaths.count = 1  # as a call saw it that was under way
+        update(crew)
+        assert crew.version == 2
+
+
+def test_measurements_are_told_of_in_the_order_of_their_rounds(monkeypatch):
+    asked, last_is_asked = itertools.count(), threading.Event()
+
+    def found(prompts, texts):
+        if texts[0] == GREEDILY:
+            number = next(asked)
+            if number == 4:
+                last_is_asked.set()
+            elif number == 1:  # is there after those of later rounds
+                assert last_is_asked.wait(60)
+        return [0.0] * len(texts)
+
+    monkeypatch.setattr(asynchronous, "rewards", found)
+    config = replace(CONFIG, grpo=replace(CONFIG.grpo, steps=4, evaluate_every=1))
+    with crew_in_process(config) as crew:
+        steps = [one.step for one in AsyncGrpoLoop(config, crew, 1).run(lambda: None).evaluations]
+    assert steps == [0, 1, 2, 3, 4]
 
 
 def test_what_fails_on_the_way_ends_the_loop_with_its_own_error(monkeypatch):

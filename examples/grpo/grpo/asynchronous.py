@@ -63,6 +63,7 @@ class AsyncGrpoLoop:
         self.trainer = Occupancy()
         self.generators = [Occupancy() for _ in crew.generators.leaders]
         self._seconds: dict[str, float] = {}
+        self._evaluating: asyncio.Task[None] | None = None
         self._shared: list[int] = []
         """Versions that reached all generators: that of the start, and of each round since."""
 
@@ -191,7 +192,8 @@ class AsyncGrpoLoop:
         version = await self._share(published)
         if step % self.config.grpo.evaluate_every == 0 or step == self.config.grpo.steps:
             asked = self._ask_held_out()  # before they get other weights
-            tasks.create_task(self._evaluate(step, asked, version, update))
+            evaluating = self._evaluate(step, asked, version, update, self._evaluating)
+            self._evaluating = tasks.create_task(evaluating)
         await self.admission.note(step + 1)
 
     async def _share(self, published: asyncio.Event) -> int:
@@ -213,8 +215,9 @@ class AsyncGrpoLoop:
         asked: Sequence[Asked],
         version: int,
         update: Callable[[], None],
+        before: Awaitable[None] | None = None,
     ) -> None:
-        """Measure the reward on held-out prompts, of just this version."""
+        """Measure the reward on held-out prompts, of just this version; told of after the one before."""
         with ExitStack() as calls:
             for generator in self.generators:
                 calls.enter_context(generator.call())
@@ -223,6 +226,8 @@ class AsyncGrpoLoop:
         if held < version:  # newer are those of a generator that died and was asked again
             raise ExampleError(f"generators were measured with version {held}, not with {version}")
         found = await asyncio.to_thread(_rewards, batches)
+        if before is not None:
+            await before
         self.history.evaluations.append(Evaluation(step, fmean(chain.from_iterable(found))))
         update()
 

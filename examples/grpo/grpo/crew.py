@@ -56,7 +56,7 @@ class Crew:
         self.directory, self.deaths = directory, deaths
         self.done = 0
         """How many rounds the policy has learnt from, as far as the driver knows."""
-        self._held = self._before = 0
+        self._held = self._before = self._deaths_met = 0
 
     @property
     def version(self) -> int:
@@ -135,11 +135,10 @@ class Crew:
         If a worker died meanwhile, and is back, it is done again.
         """
         while True:
-            deaths = self.deaths.count
             try:
                 version = self._hand_on()
             except (WorkerFailureError, WeightUpdateError):
-                if self.deaths.count == deaths or self.has_lost():
+                if not self._may_repeat():
                     raise
             else:
                 self._held = version
@@ -172,7 +171,6 @@ class Crew:
                 loop.call_soon_threadsafe(published.set)
 
         while True:
-            deaths = self.deaths.count
             try:
                 report = await sync_weights_async(
                     self.policy,
@@ -182,7 +180,7 @@ class Crew:
                     progress=progress,
                 )
             except (WorkerFailureError, WeightUpdateError):
-                if self.deaths.count == deaths or await asyncio.to_thread(self.has_lost):
+                if not await asyncio.to_thread(self._may_repeat):
                     raise
             else:
                 self._held = report.version
@@ -190,6 +188,14 @@ class Crew:
                 self.on_update(report)
                 self.deaths.tell(self.done, f"caught up to version {self.version}")
                 return report.version
+
+    def _may_repeat(self) -> bool:
+        """Whether an update that failed may do better now, as somebody has died since one failed last.
+
+        Not since this one began: another call may have seen that death before, and this its traces alone.
+        """
+        before, self._deaths_met = self._deaths_met, self.deaths.count
+        return before < self._deaths_met and not self.has_lost()
 
     def has_lost(self) -> bool:
         """Whether the policy has forgotten what it had learnt, as none of its ranks survived."""
