@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -212,6 +213,29 @@ def test_an_update_is_repeated_where_a_death_was_told_of_before_it_began(update)
         crew.deaths.count = 1  # as a call saw it that was under way
         update(crew)
         assert crew.version == 2
+
+
+def test_what_generators_get_is_never_of_half_a_round(monkeypatch):
+    async def shared_meanwhile(crew):
+        begun, loaded = asyncio.Event(), asyncio.Event()
+
+        async def half_a_round(batch, step):
+            begun.set()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(loaded.wait(), 0.5)  # as long as this round lasts
+            return [{}]
+
+        monkeypatch.setattr(crew, "_ask_policy", half_a_round)
+        learning = asyncio.create_task(crew.train_async({}, 1))
+        await begun.wait()
+        crew.on_update = lambda _: (loaded.set(), done.append(crew.done))
+        await crew.share(asyncio.Event())
+        await learning
+
+    done = []
+    with crew_in_process(CONFIG) as crew:
+        asyncio.run(shared_meanwhile(crew))
+    assert done == [1]
 
 
 def test_measurements_are_told_of_in_the_order_of_their_rounds(monkeypatch):

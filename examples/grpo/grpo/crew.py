@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -57,6 +57,7 @@ class Crew:
         self.done = 0
         """How many rounds the policy has learnt from, as far as the driver knows."""
         self._held = self._before = self._deaths_met = 0
+        self._between_rounds = asyncio.Lock()
 
     @property
     def version(self) -> int:
@@ -113,7 +114,8 @@ class Crew:
 
     async def train_async(self, batch: BatchedDataDict, step: int) -> dict[str, float]:
         """As `train`, without blocking the event loop."""
-        return self._has_learnt((await self._ask_policy(batch, step))[0], step)
+        async with self._between_rounds:
+            return self._has_learnt((await self._ask_policy(batch, step))[0], step)
 
     def _ask_policy(
         self, batch: BatchedDataDict, step: int
@@ -164,21 +166,9 @@ class Crew:
         Args:
             published: Set once the policy may go on learning, perhaps before the generators have loaded.
         """
-        loop = asyncio.get_running_loop()
-
-        def progress(now: SyncProgress) -> None:
-            if now.phase == "publish" and now.done == now.total:
-                loop.call_soon_threadsafe(published.set)
-
         while True:
             try:
-                report = await sync_weights_async(
-                    self.policy,
-                    self.generators.group,
-                    directory=self.directory,
-                    prepare="prepare_weights",
-                    progress=progress,
-                )
+                report = await self._share_once(published)
             except (WorkerFailureError, WeightUpdateError):
                 if not await asyncio.to_thread(self._may_repeat):
                     raise
@@ -188,6 +178,28 @@ class Crew:
                 self.on_update(report)
                 self.deaths.tell(self.done, f"caught up to version {self.version}")
                 return report.version
+
+    async def _share_once(self, published: asyncio.Event) -> WeightSyncReport:
+        loop = asyncio.get_running_loop()
+        with ExitStack() as alone:
+            await self._between_rounds.acquire()  # where it is done again, the next round may be under way
+            alone.callback(self._between_rounds.release)
+
+            def go_on() -> None:
+                alone.close()
+                published.set()
+
+            def progress(now: SyncProgress) -> None:
+                if now.phase == "publish" and now.done == now.total:
+                    loop.call_soon_threadsafe(go_on)
+
+            return await sync_weights_async(
+                self.policy,
+                self.generators.group,
+                directory=self.directory,
+                prepare="prepare_weights",
+                progress=progress,
+            )
 
     def _may_repeat(self) -> bool:
         """Whether an update that failed may do better now, as somebody has died since one failed last.
