@@ -215,10 +215,7 @@ class VllmWeights(Belonging):
         try:
             yield
         except BaseException as error:
-            try:
-                self._resume()
-            except Exception as second:  # noqa: BLE001 - the first error is raised
-                error.add_note(f"the engine did not go on, and stays paused: {second!r}")
+            _try_after(error, self._resume)
             raise
         self._resume()
 
@@ -297,8 +294,8 @@ class VllmWeights(Belonging):
             return
         try:
             self._engine.pause(self._requests)
-        except BaseException:  # It may be paused, or be so in a moment.
-            self._engine.resume()
+        except BaseException as error:  # It may be paused, or be so in a moment.
+            _try_after(error, self._engine.resume)
             raise
         self._is_paused = True
 
@@ -319,6 +316,14 @@ class VllmWeights(Belonging):
         (sample,) = answer.outputs
         tokens = list(sample.token_ids)
         return tokens, [at[token].logprob for at, token in zip(sample.logprobs, tokens, strict=True)]
+
+
+def _try_after(error: BaseException, resume: Callable[[], None]) -> None:
+    """Have an engine go on after an error, which is raised whether it does so or not."""
+    try:
+        resume()
+    except Exception as second:  # noqa: BLE001 - the first error is raised
+        error.add_note(f"the engine did not go on, and stays paused: {second!r}")
 
 
 def _portions(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[list[tuple[str, torch.Tensor]]]:
