@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from raycrew.cluster_core._ray import parents as parents
 from raycrew.cluster_core._ray.later import lazy
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ def client_id() -> str | None:
 
 
 def _disown() -> None:
-    """In a forked child: the connections are its parent's, and Ray hangs or fails where they are used."""
+    """In a forked child: the connections are its parent's, which `parents` keeps from being used."""
     client: Any = ray.util.client.ray
     behind = client.get_context().client_worker if is_client() else None
     held = (_worker_module.global_worker.node, behind)

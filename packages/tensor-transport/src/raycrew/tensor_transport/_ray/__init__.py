@@ -1,5 +1,6 @@
 """Every call of Ray, over this process's connection only and bounded; what ranks on it answer to calls."""
 
+from raycrew.tensor_transport._ray import parents as parents
 from raycrew.tensor_transport._ray.addresses import address_for_others
 from raycrew.tensor_transport._ray.answers import answered
 from raycrew.tensor_transport._ray.compat import moves_by_nixl
