@@ -66,7 +66,7 @@ def leave_ray_to_parent() -> None:
     nothing.
     """
     module: Any = sys.modules.get("ray._private.worker")
-    worker = getattr(module, "global_worker", None)
+    worker: Any = getattr(module, "global_worker", None)
     core_worker = getattr(worker, "core_worker", None)
     if core_worker is None or getattr(type(core_worker), "is_parents", False):
         return
