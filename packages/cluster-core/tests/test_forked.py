@@ -1,20 +1,21 @@
 """What a process that is forked from one that uses Ray does to it: nothing."""
 
+import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 
 import pytest
-
-from raycrew.cluster_core.testing import simulated_nodes
 
 pytestmark = pytest.mark.hostile
 
 SCRIPT = """
     import gc, os, ray, sys
-    import raycrew.cluster_core
+    from raycrew.cluster_core.testing._nodes import _one_start_at_a_time
 
-    ray.init(address=sys.argv[1], log_to_driver=False)
+    with _one_start_at_a_time():
+        ray.init(num_cpus=2, object_store_memory=80 << 20, include_dashboard=False, log_to_driver=False)
 
     @ray.remote(num_cpus=0)
     class Actor:
@@ -51,6 +52,12 @@ SCRIPT = """
         context = ray.get_runtime_context()
         return 0 if (context.get_job_id(), context.get_node_id()) == known else 6
 
+    def exit_code(code):
+        child = os.fork()
+        if child == 0:
+            sys.exit(code)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
     def fork_again(held):
         return in_a_child(forget, held)
 
@@ -78,15 +85,17 @@ SCRIPT = """
         held.clear()
         another = Actor.remote()
         assert ray.get(another.echo.remote(ray.put(3)), timeout=60) == 3
+    assert [exit_code(code) for code in (0, 7)] == [0, 7]
+    assert ray.get(Actor.remote().echo.remote(4), timeout=60) == 4
     print("end", flush=True)
 """
 
 
-def test_a_forked_child_forgets_and_uses_nothing_of_its_parents_ray():
-    with simulated_nodes([{"num_cpus": 2}]) as cluster:  # One of its own: it would end.
+def test_a_forked_child_forgets_uses_and_ends_nothing_of_its_parents_ray():
+    with tempfile.TemporaryDirectory(prefix="rf", dir="/tmp", ignore_cleanup_errors=True) as folder:
         done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", textwrap.dedent(SCRIPT), cluster.address],
-            capture_output=True, text=True, timeout=240,
+            [sys.executable, "-W", "ignore", "-c", textwrap.dedent(SCRIPT)],
+            capture_output=True, text=True, timeout=280, env=os.environ | {"RAY_TMPDIR": folder},
         )  # fmt: skip
         assert (done.returncode, done.stdout.strip()) == (0, "end"), done.stderr
         assert done.stderr.count("ValueError: of the child") == 1

@@ -28,6 +28,11 @@ _KNOWN_HERE = (  # What is asked of memory alone; names, or how they begin.
     "should_capture_child_tasks_in_placement_group",
 )
 
+# What a child needs of C is looked for before: another thread may hold the lock of the loader.
+_C = ctypes.CDLL(None)
+_KEEP = ctypes.pythonapi.Py_IncRef
+_EXIT, _ON_EXIT = _C._exit, getattr(_C, "on_exit", None)  # noqa: SLF001 - the C function of that name
+
 
 class _Parents:
     """In place of a part of Ray that speaks on the connection of the process that this one was forked from.
@@ -40,7 +45,7 @@ class _Parents:
 
     def __init__(self, part: object) -> None:
         self._part = part
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(part))  # Its end, too, would be told to the others.
+        _KEEP(ctypes.py_object(part))  # Its end, too, would be told to the others.
 
     def __getattr__(self, name: str) -> Any:
         if name in _LETTING_GO:
@@ -63,7 +68,7 @@ def leave_ray_to_parent() -> None:
     """In a forked child: whatever it does or forgets, nothing of it reaches the parent's connection or node.
 
     Using Ray raises a `RuntimeError`, also `ray.shutdown()`; letting go of references and handles does
-    nothing.
+    nothing. The child ends when Python does.
     """
     module: Any = sys.modules.get("ray._private.worker")
     worker: Any = getattr(module, "global_worker", None)
@@ -76,13 +81,14 @@ def leave_ray_to_parent() -> None:
         (worker, "gcs_error_subscriber"),
         (worker, "gcs_log_subscriber"),
         (sys.modules["ray._private.state"].state, "_global_state_accessor"),
+        (sys.modules["ray._private.state"].state, "global_state_accessor"),  # as it was called before
         (sys.modules.get("ray.experimental.internal_kv"), "global_gcs_client"),
     ):
         if (part := getattr(owner, name, None)) is not None:
             setattr(owner, name, _Parents(part))
-    atexit.unregister(module.shutdown)
-    if (node := worker.node) is not None:
-        node.kill_all_processes = _do_nothing  # as its own part of the exit would
+    atexit.unregister(module.shutdown)  # which would end a node that the parent has started
+    if _ON_EXIT is not None:  # What Ray does when Python has ended waits for threads of the parent's.
+        _ON_EXIT(_EXIT, None)
     if sys.excepthook is module.custom_excepthook:
         sys.excepthook = module.normal_excepthook
 
