@@ -30,6 +30,8 @@ Asked = tuple[Sequence[str], Awaitable[list[BatchedDataDict]]]
 TEXTS = ("prompts", "completions")
 PATIENCE_S = 1.0
 """After so long without enough samples it is asked whether some were dropped, which are to be replaced."""
+A_DAY_S = 86_400.0
+"""How long samples are whose took them: a round takes as long as it does, and nobody else takes any."""
 
 
 class AsyncGrpoLoop:
@@ -51,7 +53,7 @@ class AsyncGrpoLoop:
         self.train_prompts, held_out = task.split()
         self.held_out = held_out[: config.grpo.held_out_prompts]
         self.prompts = (prompt for round_ in task.rounds(self.train_prompts, 1) for prompt in round_)
-        self.queue = SampleQueue(["samples", "reward"], name="prompts", stale="drop")
+        self.queue = SampleQueue(["samples", "reward"], name="prompts", stale="drop", lease_s=A_DAY_S)
         self.admission = Admission(
             max_staleness,
             config.grpo.prompts_per_step,
