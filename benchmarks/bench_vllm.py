@@ -123,6 +123,7 @@ class _Transfers:
     def figures(self) -> list[Figure]:
         """Beside copies and files, of an engine that loads afterwards."""
         found = [self._over_copies("transfer", False, 2.0), self._over_copies("transfer", True, 3.0)]
+        found += [self._over_tensors(checksums) for checksums in (False, True)]
         samples = [1e3 * self._taken() for _ in range(self.repeat)]
         name = f"transfer of {megabytes(self.stage):.0f} MB, with checksums"
         found.append(figure(name, samples, unit="ms", baseline="-"))
@@ -135,16 +136,29 @@ class _Transfers:
         return [self._over_copies("transfer beside packing", checksums) for checksums in (False, True)]
 
     def _over_copies(self, what: str, checksums: bool, goal: float | None = None) -> Figure:
-        self.trainer.call("use_checksums", checksums).get_results()
-        how: dict[str, Any] = {"baseline": "a copy of the bytes", "goal": goal, "repeat": self.repeat}
-        return ratio(f"{what}, {'with' if checksums else 'no'} checksums", self._taken, self._copy, **how)
+        return self._over(f"{what}, {_with(checksums)}", checksums, "copy", "a copy of the bytes", goal=goal)
 
-    def _copy(self) -> float:
-        return statistics.median(self.trainer.call("copy").get_results()[0] for _ in range(3))
+    def _over_tensors(self, checksums: bool) -> Figure:
+        """The C library writes one large copy past the cache, as it does not the tensors of a model."""
+        name = f"transfer over its tensors, {_with(checksums)}"
+        return self._over(name, checksums, "copy_tensors", "its tensors copied one by one")
+
+    def _over(self, name: str, checksums: bool, method: str, baseline: str, **how: Any) -> Figure:
+        self.trainer.call("use_checksums", checksums).get_results()
+        return ratio(
+            name, self._taken, lambda: self._copy(method), baseline=baseline, repeat=self.repeat, **how
+        )
+
+    def _copy(self, method: str) -> float:
+        return statistics.median(self.trainer.call(method).get_results()[0] for _ in range(3))
 
     def _taken(self) -> float:
         """Seconds until the last bytes that the trainer has are at hand in the engine's process."""
         return max(span.end_s for span in self.stage.sync().spans if span.phase == "wire")
+
+
+def _with(checksums: bool) -> str:
+    return f"{'with' if checksums else 'no'} checksums"
 
 
 def megabytes(stage: Stage) -> float:

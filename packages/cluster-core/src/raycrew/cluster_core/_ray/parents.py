@@ -19,6 +19,7 @@ _LETTING_GO = (
 _KNOWN_HERE = (  # What is asked of memory alone; names, or how they begin.
     "current_",
     "get_actor_id",
+    "get_actor_name",
     "get_current_",
     "get_job_config",
     "get_placement_group_id",
