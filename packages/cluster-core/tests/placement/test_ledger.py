@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raycrew.cluster_core import Bundle
+from raycrew.cluster_core import Bundle, BundlesOccupiedError
 from raycrew.cluster_core._placement import LedgerClaim, SlotLedger
 from raycrew.cluster_core._placement.indices import check_indices
 from raycrew.cluster_core._placement.ledger import share_of
@@ -121,6 +121,16 @@ def test_all_that_gone_processes_had_is_given_back_and_counted():
     assert ledger.forget([gone, Process("01", "n", "c")]) == 2
     assert ledger.holders() == {1: ("holder 1",), 3: ("holder 3",)}
     assert ledger.processes() == {here} and ledger.forget([gone]) == 0
+
+
+def test_a_claim_that_is_asked_for_twice_is_one():
+    ledger = SlotLedger([Bundle(0, 0, "n", "10.0.0.1", {"CPU": 1.0})], 1)
+    slot = ledger.take(None, "mine", None, "a token")
+    assert slot.token == "a token" and ledger.take(None, "mine", None, "a token") == slot
+    with pytest.raises(BundlesOccupiedError):
+        ledger.take(None, "other", None, "another token")
+    ledger.release("a token")
+    assert ledger.holders() == {}
 
 
 @given(st.integers(1, 50_000), st.integers(1, 9))

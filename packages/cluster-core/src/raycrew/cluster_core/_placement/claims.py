@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from threading import Lock
 
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -10,7 +9,7 @@ from raycrew.cluster_core import _ray
 from raycrew.cluster_core._devices import probe_devices
 from raycrew.cluster_core._placement.allocation import Allocation
 from raycrew.cluster_core._placement.ledger import LedgerClaim, SlotLedger, share_of
-from raycrew.cluster_core._placement.shared_ledger import SharedLedger
+from raycrew.cluster_core._placement.movable_ledger import MovableLedger
 from raycrew.cluster_core._planning import Bundle
 from raycrew.cluster_core.errors import BundlesLostError, NodeLostError
 
@@ -35,15 +34,12 @@ class Claims:
         allocation: Allocation,
         slots: int,
         accelerator: str | None,
-        ledger: SharedLedger | None = None,
+        ledger: MovableLedger | None = None,
     ) -> None:
         self._allocation, self._slots, self._accelerator = allocation, slots, accelerator
-        self._ledger: SlotLedger | SharedLedger = ledger or SlotLedger(
-            allocation.seats, slots, accelerator or "GPU"
-        )
+        self._ledger = ledger or MovableLedger(SlotLedger(allocation.seats, slots, accelerator or "GPU"))
         self.are_held = True
         self._probed: set[int] = set()
-        self._sharing = Lock()
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
@@ -92,10 +88,13 @@ class Claims:
         """
         if indices is not None:
             self._settle(indices)
-        with self._sharing:
-            slot = self._ledger.take(indices, holder)
-        held = partial(getattr, self, "are_held")
-        return LedgerClaim(lambda: self._ledger, slot, self._strategy_of, check, held, self._ask)
+        slot = self._ledger.take(indices, holder)
+        try:
+            held = partial(getattr, self, "are_held")
+            return LedgerClaim(self._ledger, slot, self._strategy_of, check, held, self._ask)
+        except BaseException:
+            self._ledger.release(slot.token)
+            raise
 
     def _settle(self, indices: Sequence[int]) -> None:
         """Learn the devices of nodes of which only some bundles are named: their order decides which."""
@@ -172,12 +171,8 @@ class Claims:
 
     def close(self) -> None:
         """End what other processes share; for the owner."""
-        if isinstance(self._ledger, SharedLedger):
-            self._ledger.close()
+        self._ledger.close()
 
-    def __reduce__(self) -> tuple[type, tuple[Allocation, int, str | None, SharedLedger]]:
+    def __reduce__(self) -> tuple[type, tuple[Allocation, int, str | None, MovableLedger]]:
         """Travel to another process of the same Ray cluster, which then shares the slots with this one."""
-        with self._sharing:
-            if isinstance(self._ledger, SlotLedger):
-                self._ledger = SharedLedger.share(self._ledger)
         return type(self), (self._allocation, self._slots, self._accelerator, self._ledger)

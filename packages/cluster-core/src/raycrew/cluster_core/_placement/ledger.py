@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import RLock
 from typing import Any, Protocol
+from uuid import uuid4
 
 from raycrew.cluster_core._placement.forgetting import give_back_when_forgotten
 from raycrew.cluster_core._placement.indices import at, check_indices
@@ -22,13 +23,13 @@ class Slot:
     """Slots taken together under one holder's name: one on each seat.
 
     Attributes:
-        token: Number of the claim.
+        token: Tells the claim from all others.
         holder: Name of the holder.
         seats: Where.
         process: Whose end ends the claim; None is the process that made the cluster.
     """
 
-    token: int
+    token: str
     holder: str
     seats: tuple[int, ...]
     process: Process | None = None
@@ -61,8 +62,7 @@ class SlotLedger:
         self.slots = slots
         self._accelerator = accelerator
         self._seats = list(bundles)
-        self._taken: dict[int, Slot] = {}
-        self._next_token = 0
+        self._taken: dict[str, Slot] = {}
         self._lock = RLock()
         self._sort()
 
@@ -112,19 +112,29 @@ class SlotLedger:
             check_indices(indices, len(self._order))
             return tuple(self._order[index] for index in indices)
 
-    def take(self, indices: Sequence[int] | None, holder: str, process: Process | None = None) -> Slot:
+    def take(
+        self,
+        indices: Sequence[int] | None,
+        holder: str,
+        process: Process | None = None,
+        token: str | None = None,
+    ) -> Slot:
         """Take one slot on each named bundle (all of them for None), or on none of them.
 
         Args:
             indices: Bundle indices, or None for all.
             holder: Shown to those who find no free slot.
             process: Whose end ends the claim.
+            token: What tells the claim from all others; what it took already is the answer again.
 
         Raises:
             ValueError: An index is out of range or repeated.
             BundlesOccupiedError: A bundle has no free slot.
         """
+        token = token or uuid4().hex
         with self._lock:
+            if token in self._taken:
+                return self._taken[token]
             seats = self.seats(indices)
             full = {
                 self._seats[seat].index: names
@@ -133,12 +143,10 @@ class SlotLedger:
             }
             if full:
                 raise BundlesOccupiedError(holder, self.slots, full)
-            slot = Slot(self._next_token, holder, seats, process)
-            self._next_token += 1
-            self._taken[slot.token] = slot
+            slot = self._taken[token] = Slot(token, holder, seats, process)
             return slot
 
-    def release(self, token: int, seats: Collection[int] | None = None) -> None:
+    def release(self, token: str, seats: Collection[int] | None = None) -> None:
         """Give slots back: all of a claim, or those on some seats; idempotent."""
         with self._lock:
             slot = self._taken.pop(token, None)
@@ -233,7 +241,7 @@ class Ledger(Protocol):
         """Note which physical device each seat holds."""
         ...
 
-    def release(self, token: int, seats: Collection[int] | None = None) -> None:
+    def release(self, token: str, seats: Collection[int] | None = None) -> None:
         """Give slots back."""
         ...
 
@@ -242,7 +250,7 @@ class LedgerClaim:
     """A `Claim` on a ledger.
 
     Args:
-        ledger: Gives the ledger, which moves to another process when the cluster is shared.
+        ledger: Where it is held.
         slot: What this claim holds there.
         strategy_of: Ray scheduling strategy that leads to a seat.
         check: Raises if bundles on some seats are gone. Its cluster is not forgotten until the claim is
@@ -253,7 +261,7 @@ class LedgerClaim:
 
     def __init__(
         self,
-        ledger: Callable[[], Ledger],
+        ledger: Ledger,
         slot: Slot,
         strategy_of: Callable[[int], Any],
         check: Callable[[Collection[int]], object] = tuple,
@@ -268,23 +276,23 @@ class LedgerClaim:
         self._lock = RLock()
         self._strategy_of = strategy_of
         what = f"a claim of {slot.holder!r} was forgotten without release(); its slots are given back"
-        self._unwatch = give_back_when_forgotten(self, what, lambda: ledger().release(slot.token), is_held)
+        self._unwatch = give_back_when_forgotten(self, what, lambda: ledger.release(slot.token), is_held)
 
     @property
     def bundles(self) -> Sequence[Bundle]:
         """The claimed bundles, in the order that they were asked for."""
-        return self._ledger().seated(self._slot.seats)
+        return self._ledger.seated(self._slot.seats)
 
     def actor_options(self, position: int) -> dict[str, Any]:
         """Ray actor options that place a worker on `bundles[position]` with this claim's share of it."""
         seat = self._seat_at(position)
-        (bundle,) = self._ledger().seated([seat])
-        options = share_options(bundle.resources, self._ledger().slots)
+        (bundle,) = self._ledger.seated([seat])
+        options = share_options(bundle.resources, self._ledger.slots)
         return {**options, "scheduling_strategy": self._strategy_of(seat)}
 
     def learn(self, devices: Mapping[int, int]) -> None:
         """Tell the cluster which physical device each position turned out to hold."""
-        self._ledger().learn({self._seat_at(position): device for position, device in devices.items()})
+        self._ledger.learn({self._seat_at(position): device for position, device in devices.items()})
 
     def settle(self) -> None:
         """Learn which devices the bundles hold from the bundles themselves, as nobody on them will tell.
@@ -320,7 +328,7 @@ class LedgerClaim:
             IndexError: There is no such position; nothing is given back.
         """
         seats = set(map(self._seat_at, positions))
-        self._ledger().release(self._slot.token, seats)
+        self._ledger.release(self._slot.token, seats)
         with self._lock:
             self._given_back |= seats
             is_empty = not self._held_seats
@@ -329,6 +337,6 @@ class LedgerClaim:
 
     def release(self) -> None:
         """Give all slots back; idempotent."""
-        self._ledger().release(self._slot.token)
+        self._ledger.release(self._slot.token)
         self._unwatch()
         self._check = tuple

@@ -1,10 +1,13 @@
 """One ledger for all processes that hold a copy of a virtual cluster."""
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
+from uuid import uuid4
 
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycrew.cluster_core import _ray
 from raycrew.cluster_core._placement.ledger import Slot, SlotLedger
@@ -12,6 +15,7 @@ from raycrew.cluster_core._planning import Bundle
 from raycrew.cluster_core.errors import BundlesOccupiedError, ClusterClosedError, ClusterError
 
 _ANSWER_S = 60.0
+_AGAIN_S = 0.2
 
 
 class LedgerKeeper:
@@ -53,23 +57,34 @@ class SharedLedger:
 
     @classmethod
     def share(cls, ledger: SlotLedger) -> "SharedLedger":
-        """Move a ledger into an actor that ends with this process."""
-        return cls(_ray.start_actor({"num_cpus": 0}, LedgerKeeper, ledger), ledger.slots)
+        """Move a ledger into an actor that ends with this process and lies on its node: no other one matters.
+
+        Only where that is being drained Ray starts nothing there any more, and chooses another one.
+        """
+        here = _ray.node_id()
+        options: dict[str, Any] = {"num_cpus": 0}
+        if here not in _ray.draining_node_ids():
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(here, soft=False)
+        return cls(_ray.start_actor(options, LedgerKeeper, ledger), ledger.slots)
 
     def _call(self, name: str, *arguments: Any) -> Any:
+        """Call a method of the ledger that does the same when it is called twice: an answer may be lost."""
+        deadline = time.monotonic() + _ANSWER_S
         try:
-            with self._session.while_connected():
-                return self._session.get(self._keeper.call.remote(name, *arguments), timeout=_ANSWER_S)
+            while (left := deadline - time.monotonic()) > 0:
+                with suppress(ActorUnavailableError), self._session.while_connected():
+                    return self._session.get(self._keeper.call.remote(name, *arguments), timeout=left)
+                self._session.check_wanted()
+                time.sleep(_AGAIN_S)
         except RayTaskError as error:
             if isinstance(error.cause, (ClusterError, ValueError, TypeError)):
                 raise error.cause from None
             raise
         except RayActorError as error:
             raise ClusterClosedError("the owner of this virtual cluster shut it down, or is gone") from error
-        except GetTimeoutError as error:
-            raise ClusterError(
-                f"the ledger of the virtual cluster gave no answer in {_ANSWER_S:g} s"
-            ) from error
+        except GetTimeoutError:
+            pass
+        raise ClusterError(f"the ledger of the virtual cluster gave no answer in {_ANSWER_S:g} s")
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
@@ -91,12 +106,23 @@ class SharedLedger:
     def take(self, indices: Sequence[int] | None, holder: str) -> Slot:
         """Take one slot on each named bundle (all of them for None), or on none of them.
 
-        The claim ends with this process, which Ray tells a moment later; behind a proxy with the job.
+        The claim ends with this process, which Ray tells a moment later; behind a proxy with the job. One
+        whose answer is not awaited is given back.
         """
-        slot: Slot = self._call("take", indices, holder, _ray.this_process())
+        process, token = _ray.this_process(), uuid4().hex
+        try:
+            slot: Slot = self._call("take", indices, holder, process, token)
+        except BaseException:
+            self._take_back(token)
+            raise
         return slot
 
-    def release(self, token: int, seats: Collection[int] | None = None) -> None:
+    def _take_back(self, token: str) -> None:
+        """Give back what may have been taken; the ledger hears of it after the claim, and nobody waits."""
+        with suppress(ClusterClosedError), self._session.while_connected():
+            self._keeper.call.remote("release", token)
+
+    def release(self, token: str, seats: Collection[int] | None = None) -> None:
         """Give slots back; idempotent. With the owner or the connection they went back by themselves."""
         with suppress(ClusterClosedError):
             self._call("release", token, seats)

@@ -224,6 +224,11 @@ def this_process() -> Process:
     )
 
 
+def node_id() -> str:
+    """Ray id of the node that this process is on, or what speaks for it behind a `ray://` proxy."""
+    return str(ask(lambda: ray.get_runtime_context().get_node_id()))
+
+
 def gone(processes: Collection[Process]) -> set[Process]:
     """Those that are no more: actors and workers that died, and what belonged to a job or node that is over.
 

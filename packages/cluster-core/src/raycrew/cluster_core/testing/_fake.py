@@ -67,7 +67,7 @@ class FakeCluster:
         """
         ledger = self._open()
         slot, held = ledger.take(indices, holder), lambda: not self.closed
-        return LedgerClaim(lambda: ledger, slot, lambda _seat: "DEFAULT", lambda _seats: self._open(), held)
+        return LedgerClaim(ledger, slot, lambda _seat: "DEFAULT", lambda _seats: self._open(), held)
 
     def rendezvous(self, bundle_index: int = 0, n_ports: int = 1) -> Rendezvous:
         """Hand out port numbers that this cluster never handed out before; nothing listens on them.
