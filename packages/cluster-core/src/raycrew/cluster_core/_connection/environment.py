@@ -67,10 +67,7 @@ _SECRET_WORD = re.compile(  # Words that are written together, as in SECRETKEY o
     r"|.*(?:API|ACCESS|SECRET|PRIVATE|AUTH|ACCOUNT|SIGNING|ENCRYPTION|SSH)KEYS?"
 )
 _PLURAL = re.compile(r".*TOKENS")  # Secrets, unless it is a number: how many of them.
-# Whatever stands before an @ may be a password, with or without a scheme, a user, or a slash in it.
-_CREDENTIALS = re.compile(
-    r"\S*:\S*@\S|[?&;](?:[\w.-]*[_.-])?(?:token|key|secret|password|sig|signature)=", re.I
-)
+_CREDENTIALS = re.compile(r"[?&;](?:[\w.-]*[_.-])?(?:token|key|secret|password|sig|signature)=", re.I)
 _PROXY = re.compile(r".*_PROXY", re.IGNORECASE)
 
 
@@ -162,7 +159,17 @@ class EnvironmentPolicy:
 def _holds_credentials(name: str, value: str) -> bool:
     if _PLURAL.fullmatch(name.upper()) and not value.strip().isdecimal():
         return True
-    return bool(_CREDENTIALS.search(value)) or (bool(_PROXY.fullmatch(name)) and "@" in value)
+    return (
+        bool(_CREDENTIALS.search(value))
+        or (bool(_PROXY.fullmatch(name)) and "@" in value)
+        or any(map(_may_hold_password, value.split()))
+    )
+
+
+def _may_hold_password(word: str) -> bool:
+    """Whatever stands between a colon and an @, with or without a scheme, a user, or a slash in it."""
+    _, colon, rest = word.partition(":")
+    return bool(colon) and "@" in rest[:-1]
 
 
 @lru_cache(4096)  # asked of the same environment again and again
