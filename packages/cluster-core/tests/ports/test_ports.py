@@ -2,7 +2,9 @@
 
 import contextlib
 import itertools
+import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from collections import Counter
 import pytest
 
 from raycrew.cluster_core import PortsExhaustedError, lease_ports
+from raycrew.cluster_core._ports import leases
 from raycrew.cluster_core._ports.leases import default_port_range, ephemeral_range
 
 LOW = 7200  # Each test takes its own stretch from here; who names no range is given other ports.
@@ -149,6 +152,32 @@ os.waitpid(child, 0)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["held", str(LOW + 90)], done.stderr
+
+
+def test_a_process_that_is_forked_while_ports_are_leased_has_no_part_in_them(monkeypatch):
+    search, children = leases._scattered, []
+
+    def fork_amid(*arguments):
+        held = search(*arguments)
+        child = os.fork()
+        if not child:
+            signal.pause()
+        children.append(child)
+        return held
+
+    where = (LOW + 94, LOW + 94)
+    with monkeypatch.context() as patch:
+        patch.setattr(leases, "_scattered", fork_amid)
+        lease = lease_ports(port_range=where)
+    try:
+        with pytest.raises(PortsExhaustedError):
+            lease_ports(port_range=where)
+        lease.release()
+        lease_ports(port_range=where).release()
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 GROUPS = """

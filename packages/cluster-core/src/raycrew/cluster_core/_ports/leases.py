@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import RLock
 from types import TracebackType
 from typing import Self
 from weakref import WeakSet
@@ -24,17 +25,27 @@ _ROUNDS = 6
 _EPHEMERAL_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
-#: All that hold ports in this process.
+#: All that hold ports in this process, or will.
 _held = WeakSet[socket.socket]()
+_making = RLock()
+
+
+def _holding_socket(*kind: int) -> socket.socket:
+    """A socket that no process has a part in that is forked from this one."""
+    with _making:
+        one = socket.socket(*kind)
+        _held.add(one)
+    return one
 
 
 def _let_go() -> None:
+    _making.release()
     for one in list(_held):
         one.close()
 
 
 # Else ports would stay taken after their release, as long as a process lives that was forked meanwhile.
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_let_go)
 
 
 @dataclass(slots=True)
@@ -164,7 +175,6 @@ def lease_ports(
         held = search(holder, count, low, high)
         if held is not None:
             sockets = [one for pair in held.values() for one in pair]
-            _held.update(sockets)
             return PortLease(tuple(sorted(held)), host, sockets)
         if attempt:
             if not holder.contended:
@@ -195,7 +205,7 @@ class _Holder:
     contended: bool = False
 
     def hold(self, port: int) -> _Pair | None:
-        lock = socket.socket(socket.AF_UNIX)
+        lock = _holding_socket(socket.AF_UNIX)
         try:
             lock.bind(f"\0raycrew-port-{port}")  # Abstract: lives in the network namespace, as the port does.
         except OSError:
@@ -209,7 +219,7 @@ class _Holder:
             return None
 
     def _bound(self, port: int) -> socket.socket:
-        one = socket.socket(self.family, socket.SOCK_STREAM)
+        one = _holding_socket(self.family, socket.SOCK_STREAM)
         try:
             if self.family == socket.AF_INET6:
                 one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(self.address != "::"))

@@ -10,7 +10,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raycrew.cluster_core import _ray
 from raycrew.cluster_core._planning import Rendezvous
 from raycrew.cluster_core._ports.leases import PortLease, lease_ports
-from raycrew.cluster_core.errors import ClusterError, NodeLostError
+from raycrew.cluster_core.errors import ClusterClosedError, ClusterError, NodeLostError
 
 
 class PortKeeper:
@@ -40,6 +40,7 @@ class PortKeepers:
         self._port_range = port_range
         self._timeout_s = timeout_s
         self._keepers: dict[str, Any] = {}
+        self._closed = False
         self._lock = Lock()
 
     def lease(self, node_id: str, count: int = 1, *, consecutive: bool = False) -> Rendezvous:
@@ -49,6 +50,7 @@ class PortKeepers:
             ValueError: `count` is below one or larger than the range.
             PortsExhaustedError: Too few ports of the range are free on the node.
             NodeLostError: The node is gone.
+            ClusterClosedError: They were closed.
             ClusterError: The node did not answer in time.
         """
         return self.start(node_id, count, consecutive=consecutive)()
@@ -79,6 +81,8 @@ class PortKeepers:
 
     def _keeper(self, node_id: str) -> Any:
         with self._lock:
+            if self._closed:
+                raise ClusterClosedError("the ports of this virtual cluster went back when it was shut down")
             if node_id not in self._keepers:
                 strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
                 options = {"num_cpus": 0, "scheduling_strategy": strategy, "max_concurrency": 1}
@@ -86,8 +90,9 @@ class PortKeepers:
             return self._keepers[node_id]
 
     def close(self) -> None:
-        """Let all ports go; idempotent."""
+        """Let all ports go, and lease no others; idempotent."""
         with self._lock:
+            self._closed = True
             while self._keepers:
                 _, keeper = self._keepers.popitem()
                 _ray.end_actor(keeper)
