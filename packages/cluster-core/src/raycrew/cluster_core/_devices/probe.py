@@ -42,8 +42,10 @@ def probe_devices(
     refs = start_tasks(_device_here, asked)
     try:
         devices = iter(session.get(refs, timeout=timeout_s))
-    except RayError as error:
+    except BaseException as error:  # Whoever gives it up leaves no task that takes a device later.
         cancel_tasks(refs, session)
+        if not isinstance(error, RayError):
+            raise
         raise ClusterError(
             f"{len(refs)} bundles were asked which {resource} they hold, and not all answered: {error}"
         ) from error
