@@ -12,6 +12,7 @@ pytestmark = pytest.mark.hostile
 
 SCRIPT = """
     import gc, os, ray, sys
+    from raycrew.cluster_core import ClusterError, RayVirtualCluster, init_ray
     from raycrew.cluster_core.testing._nodes import _one_start_at_a_time
 
     with _one_start_at_a_time():
@@ -32,7 +33,7 @@ SCRIPT = """
             code = 3
             try:
                 code = act(*arguments) or 0
-            except RuntimeError as error:
+            except (RuntimeError, ClusterError) as error:
                 code = 4 if "was forked from one that uses Ray" in str(error) else 5
             finally:
                 gc.collect()
@@ -63,6 +64,7 @@ SCRIPT = """
 
     context = ray.get_runtime_context()
     known = context.get_job_id(), context.get_node_id()
+    cluster = RayVirtualCluster([1], use_gpus=False)
     for act, code in (
         (forget, 0),
         (fork_again, 0),
@@ -73,6 +75,10 @@ SCRIPT = """
         (lambda held: held[2].echo.remote(1) and 0, 4),
         (lambda held: ray.nodes() and 0, 4),
         (lambda held: ray.shutdown(), 4),
+        (lambda held: RayVirtualCluster([1], use_gpus=False) and 0, 4),
+        (lambda held: cluster.claim(None, "a child") and 0, 4),
+        (lambda held: init_ray() and 0, 4),
+        (lambda held: init_ray("local") and 0, 4),
     ):
         actor = Actor.remote()
         reference, generator = actor.echo.remote(2), actor.count.options(num_returns="streaming").remote()
@@ -87,6 +93,7 @@ SCRIPT = """
         assert ray.get(another.echo.remote(ray.put(3)), timeout=60) == 3
     assert [exit_code(code) for code in (0, 7)] == [0, 7]
     assert ray.get(Actor.remote().echo.remote(4), timeout=60) == 4
+    cluster.shutdown()
     print("end", flush=True)
 """
 

@@ -127,6 +127,26 @@ def test_join_by_address_changes_nothing_here_and_forwards_by_policy(local_ray_s
         assert again is not connection
 
 
+def test_what_other_threads_set_while_it_connects_stays(local_ray_session, apart):
+    for name in ("MY_OLD", "MY_CHANGED", "PYTHONBREAKPOINT"):
+        apart.setenv(name, "before")
+    apart.delenv("MY_NEW", raising=False)
+    connect = ray.init
+
+    def connect_meanwhile(**options):
+        context = connect(**options)
+        apart.setenv("MY_NEW", "meanwhile")
+        apart.setenv("MY_CHANGED", "meanwhile")
+        apart.delenv("MY_OLD")
+        return context
+
+    apart.setattr(ray, "init", connect_meanwhile)
+    with init_ray(local_ray_session):
+        found = [os.environ.get(f"MY_{name}") for name in ("OLD", "CHANGED", "NEW")]
+        assert found == [None, "meanwhile", "meanwhile"]
+        assert os.environ["PYTHONBREAKPOINT"] == "before"
+
+
 def test_join_by_environment_variable(local_ray_session, apart):
     apart.setenv("RAY_ADDRESS", local_ray_session)
     with init_ray() as connection:

@@ -103,7 +103,7 @@ def test_positions_of_a_claim_are_not_counted_from_its_end(wrong):
 
 def test_a_claim_looks_after_the_bundles_alone_that_it_still_has():
     looked, ledger = [], SlotLedger(FakeCluster([3]).bundles, 1)
-    claim = LedgerClaim(lambda: ledger, ledger.take(None, "holder"), str, looked.append)
+    claim = LedgerClaim(ledger, ledger.take(None, "holder"), str, looked.append)
     claim.give_back([1])
     claim.check()
     assert looked == [[0, 2]]

@@ -113,6 +113,7 @@ def init_ray(
         NoClusterError: "auto" found no cluster.
         ClusterUnreachableError: Nothing at the address answers.
         ClusterAuthenticationError: The cluster refuses this process's token.
+        ClusterError: This process was forked from one that is connected to Ray.
 
     Examples:
         >>> connection = init_ray()  # joins a cluster, or starts one on this machine
@@ -158,6 +159,7 @@ def _connect(
 ) -> RayConnection:
     if _ray.Session.current() is not None:
         return _reuse(current, wanted, membership)
+    _ray.check_not_forked()
     target = target_of(wanted, os.environ, start.temp_dir)
     if target.address is not None:
         _check_joinable(target, start)

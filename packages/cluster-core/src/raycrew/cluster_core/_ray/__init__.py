@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from raycrew.cluster_core._ray.census import holders_by_node, node_states
     from raycrew.cluster_core._ray.compat import cluster_address, init, node_address
     from raycrew.cluster_core._ray.forks import PerProcess
-    from raycrew.cluster_core._ray.gate import answer_s, ask, check_connected
+    from raycrew.cluster_core._ray.gate import answer_s, ask, check_connected, check_not_forked
     from raycrew.cluster_core._ray.node_calls import run_on_nodes
     from raycrew.cluster_core._ray.questions import (
         NODE_ID_LABEL,
@@ -51,6 +51,7 @@ __all__ = [
     "cancel_tasks",
     "check_cluster_answers",
     "check_connected",
+    "check_not_forked",
     "cluster_address",
     "create_group",
     "draining_node_ids",
@@ -83,7 +84,7 @@ __getattr__ = lazy(
         "census": ["holders_by_node", "node_states"],
         "compat": ["cluster_address", "init", "node_address"],
         "forks": ["PerProcess"],
-        "gate": ["answer_s", "ask", "check_connected"],
+        "gate": ["answer_s", "ask", "check_connected", "check_not_forked"],
         "node_calls": ["run_on_nodes"],
         "questions": [
             "NODE_ID_LABEL",

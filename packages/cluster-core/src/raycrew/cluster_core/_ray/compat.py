@@ -54,6 +54,11 @@ def _is_parents(connection: Any) -> bool:
     return any(one() is connection for one in _parents)
 
 
+def is_forked() -> bool:
+    """Whether this process was forked from one that was connected to Ray: then it can't connect itself."""
+    return any(one() is not None for one in _parents)
+
+
 def job_id() -> str | None:
     """This process's cluster, and its job there; None without a connection of its own. Asks nobody."""
     worker: Any = _worker_module.global_worker
@@ -173,21 +178,27 @@ def init(**options: Any) -> tuple[Any, dict[str, str]]:
     Returns:
         Ray's context, and the variables that Ray set, which are gone from `os.environ` again.
     """
-    environ, logger, handler = dict(os.environ), logging.getLogger("ray"), signal.getsignal(signal.SIGTERM)
+    environ, logger, handler = _of_ray(), logging.getLogger("ray"), signal.getsignal(signal.SIGTERM)
     state = (list(logger.handlers), logger.level, logger.propagate)
     try:
         if options.get("address") == "local":
             os.environ.pop("RAY_ADDRESS", None)
         context = ray.init(configure_logging=False, **options)
     finally:
-        changed = {name: value for name, value in os.environ.items() if environ.get(name) != value}
+        changed = {name: value for name, value in _of_ray().items() if environ.get(name) != value}
         for name in changed:
-            del os.environ[name]
+            os.environ.pop(name, None)
         os.environ.update({name: value for name, value in environ.items() if os.environ.get(name) != value})
         logger.handlers[:], logger.level, logger.propagate = state
         if callable(handler) and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
     return context, changed
+
+
+def _of_ray() -> dict[str, str]:
+    """The variables that Ray may set in this process; other threads may set all others meanwhile."""
+    names = [name for name in list(os.environ) if name.startswith("RAY_") or name == "PYTHONBREAKPOINT"]
+    return {name: value for name in names if (value := os.environ.get(name)) is not None}
 
 
 def group_records() -> list[bytes]:

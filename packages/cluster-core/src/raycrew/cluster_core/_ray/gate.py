@@ -13,7 +13,9 @@ from typing import Any, TypeVar
 
 from ray.exceptions import GetTimeoutError
 
+from raycrew.cluster_core._ray.compat import is_forked
 from raycrew.cluster_core._ray.forks import PerProcess
+from raycrew.cluster_core._ray.parents import why_not
 from raycrew.cluster_core._ray.session import Session
 from raycrew.cluster_core.errors import ClusterError
 
@@ -83,11 +85,22 @@ def check_connected() -> Session:
     """
     session = Session.current()
     if session is None:
+        check_not_forked()
         raise ClusterError("this process is not connected to Ray; call init_ray() first")
     asked: Session | None = getattr(_here, "session", None)
     if asked is not None:
         asked.check()
     return session
+
+
+def check_not_forked() -> None:
+    """Make sure that this process can connect to Ray.
+
+    Raises:
+        ClusterError: It was forked from one that is connected.
+    """
+    if is_forked():
+        raise ClusterError(why_not())
 
 
 def _once(give_back: Callable[[], object]) -> Callable[[], None]:

@@ -58,11 +58,16 @@ def _do_nothing(*_: Any, **_options: Any) -> None:
     return None
 
 
-def _refuse() -> NoReturn:
-    raise RuntimeError(
+def why_not() -> str:
+    """What a process is told that was forked from one that uses Ray."""
+    return (
         f"process {os.getpid()} was forked from one that uses Ray, and can't use it itself: start it with "
         "the method spawn or forkserver"
     )
+
+
+def _refuse() -> NoReturn:
+    raise RuntimeError(why_not())
 
 
 def leave_ray_to_parent() -> None:

@@ -15,10 +15,12 @@ from raycrew.cluster_core._ray.compat import (
     await_shutdown,
     client_id,
     is_client,
+    is_forked,
     job_id,
     never_connecting,
     no_shutdown,
 )
+from raycrew.cluster_core._ray.parents import why_not
 from raycrew.cluster_core.errors import ClusterClosedError
 
 _ENDING_S = 10.0
@@ -62,6 +64,8 @@ class Session:
         """
         if type(self).current() == self:
             return
+        if is_forked():
+            raise ClusterClosedError(why_not())
         await_shutdown(_ENDING_S)
         current = type(self).current()
         now = "this process is not connected to Ray" if current is None else f"now it is {current.id}"
