@@ -1,9 +1,12 @@
 """From strategies to groups and bundles, and from workers to bundles of a cluster."""
 
 from contextlib import nullcontext
+from itertools import permutations
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from raycrew.cluster_core import BundleSpec
 from raycrew.cluster_core.testing import FakeCluster
@@ -92,6 +95,34 @@ def test_accelerators_are_spared_before_any_number_of_other_things_and_cpus_befo
     assert choose_bundles(here, (), [BundleSpec(cpus=1)]) == [1]
     here = bundles(BundleSpec(cpus=0.5, memory=1 << 30), BundleSpec(cpus=0, memory=2 << 30))
     assert choose_bundles(here, (), [BundleSpec(cpus=0, memory=1 << 30)]) == [1]
+
+
+def test_workers_move_where_one_would_be_left_without():
+    gib = 1 << 30
+    here = bundles(BundleSpec(cpus=4, memory=gib), BundleSpec(cpus=2, memory=8 * gib))
+    much, many = BundleSpec(cpus=1, memory=8 * gib), BundleSpec(cpus=2, memory=gib)
+    assert choose_bundles(here, (), [many, much]) == [0, 1]
+    assert choose_bundles(here, (), [much, many]) == [1, 0]
+    with pytest.raises(WorkerCreationError, match=r"no free bundle has .*free are \[\{'CPU': 4"):
+        choose_bundles(here, (), [much, much])
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3)), min_size=1, max_size=5), st.data())
+def test_whatever_fits_is_found(sizes, data):
+    amounts = st.integers(0, 3), st.integers(1, 3)
+    wanted = data.draw(st.lists(st.tuples(*amounts), min_size=1, max_size=len(sizes)))
+    here = bundles(*(BundleSpec(cpus=c, memory=m) for c, m in sizes))
+    specs = [BundleSpec(cpus=c, memory=m) for c, m in wanted]
+
+    def fits(chosen):
+        return all(sizes[i][0] >= c and sizes[i][1] >= m for i, (c, m) in zip(chosen, wanted, strict=True))
+
+    if any(map(fits, permutations(range(len(sizes)), len(wanted)))):
+        chosen = choose_bundles(here, (), specs)
+        assert len(set(chosen)) == len(chosen) and fits(chosen)
+    else:
+        with pytest.raises(WorkerCreationError):
+            choose_bundles(here, (), specs)
 
 
 def test_a_worker_gets_a_part_of_a_bundle_that_groups_share():

@@ -1,6 +1,7 @@
 """From a job to worker groups and bundles; pure."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from raycrew.cluster_core import Bundle, BundleSpec
@@ -88,6 +89,8 @@ def choose_bundles(
 ) -> list[int]:
     """Bundles of a cluster for some workers, in their order: the largest choose first, what fits best.
 
+    Where that leaves one without, those that chose before it move; no other choice changes.
+
     Args:
         bundles: Those of the cluster.
         taken: Indices of those that are not free.
@@ -96,21 +99,53 @@ def choose_bundles(
         slots: How many groups share each bundle; a worker gets one part.
 
     Raises:
-        WorkerCreationError: No free bundle is large enough for one of them.
+        WorkerCreationError: The free bundles are too few or too small for all of them together.
     """
     needs = [one.amounts(accelerator) for one in wanted]
     free = {b.index: {k: v / slots for k, v in b.resources.items()} for b in bundles if b.index not in taken}
-    chosen: dict[int, int] = {}
+    seated: dict[int, int] = {}
     for position in sorted(range(len(wanted)), key=lambda p: _weight(needs[p]), reverse=True):
-        fitting = [index for index, has in free.items() if _fits(needs[position], has)]
-        if not fitting:
+        if not _seat(position, needs, free, seated):
+            left = [has for index, has in free.items() if index not in seated]
             raise WorkerCreationError(
-                f"no free bundle has {needs[position]} for one more worker; free are {list(free.values())}, "
+                f"no free bundle has {needs[position]} for one more worker; free are {left}, "
                 f"and {len(taken)} of {len(bundles)} bundles are taken"
             )
-        chosen[position] = min(fitting, key=lambda index: (_surplus(needs[position], free[index]), index))
-        del free[chosen[position]]
+    chosen = {position: index for index, position in seated.items()}
     return [chosen[position] for position in range(len(wanted))]
+
+
+def _seat(
+    position: int,
+    needs: Sequence[dict[str, float]],
+    free: Mapping[int, dict[str, float]],
+    seated: dict[int, int],
+) -> bool:
+    """Seat a worker on the bundle that fits best, or on one that others leave, of whom the fewest move.
+
+    Args:
+        position: The worker's.
+        needs: By position.
+        free: What each bundle has.
+        seated: The workers on bundles; those that move are told here.
+    """
+    leaving: dict[int, tuple[int, int] | None] = {position: None}  # for whom, and which bundle
+    waiting = deque([position])
+    while waiting:
+        one = waiting.popleft()
+        fitting = [index for index, has in free.items() if _fits(needs[one], has)]
+        empty = [index for index in fitting if index not in seated]
+        if empty:
+            seated[min(empty, key=lambda index: (_surplus(needs[one], free[index]), index))] = one
+            while (left := leaving[one]) is not None:
+                one, index = left
+                seated[index] = one
+            return True
+        for index in fitting:
+            if seated[index] not in leaving:
+                leaving[seated[index]] = one, index
+                waiting.append(seated[index])
+    return False
 
 
 def _fits(need: dict[str, float], has: dict[str, float]) -> bool:
