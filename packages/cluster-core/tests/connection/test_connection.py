@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ from raycrew.cluster_core import (
 )
 from raycrew.cluster_core._connection import folders
 from raycrew.cluster_core._connection.discovery import running_clusters
-from raycrew.cluster_core._connection.folders import folder_of_sessions
+from raycrew.cluster_core._connection.folders import folder_of_sessions, link_logs
 
 STORE = 80 << 20
 
@@ -466,6 +467,25 @@ def test_a_folder_that_is_named_for_ray_is_left_to_it(short_folder, caplog):
     assert folder_of_sessions({"TMPDIR": long}) is None
     assert f"{long}/ray, is open to all" in caplog.text
     assert not Path(long).exists()
+
+
+def test_clusters_that_start_at_once_may_link_their_logs_in_one_folder(tmp_path):
+    def link(number):
+        for _ in range(200):
+            link_logs(tmp_path / "logs", f"/session-{number}")
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(link, range(4)))
+    (left,) = (tmp_path / "logs").iterdir()
+    assert left.name == "ray" and str(left.readlink()).startswith("/session-")
+
+
+def test_what_is_in_the_way_of_the_link_to_logs_stays(tmp_path):
+    (tmp_path / "ray").write_text("mine")
+    with pytest.raises(ClusterError, match="in the way of the link to Ray's logs"):
+        link_logs(tmp_path, "/session")
+    assert (tmp_path / "ray").read_text() == "mine"
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_errors_are_connection_errors():

@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
+from uuid import uuid4
 
 from raycrew.cluster_core.errors import ClusterError
 
@@ -114,9 +115,12 @@ def link_logs(log_dir: str | os.PathLike[str] | None, session_dir: str | None) -
         return
     folder = Path(log_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    link = folder / "ray"
-    if link.is_symlink():
-        link.unlink()
-    if link.exists():
+    link, fresh = folder / "ray", folder / f".ray-{uuid4().hex}"
+    if link.exists() and not link.is_symlink():
         raise ClusterError(f"{link} is in the way of the link to Ray's logs in {session_dir}/logs")
-    link.symlink_to(Path(session_dir) / "logs", target_is_directory=True)
+    fresh.symlink_to(Path(session_dir) / "logs", target_is_directory=True)
+    try:
+        fresh.replace(link)  # Others may do the same at this moment.
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
