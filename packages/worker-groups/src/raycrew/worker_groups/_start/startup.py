@@ -303,7 +303,7 @@ class Launch:
         if settled.errors:
             with suppress(NodeLostError):  # The failures of its workers say more.
                 self.go_on.look()
-            pending = [info.rank if (info := places[i].info) else self.positions[i] for i in settled.pending]
+            pending = [info.rank for i in settled.pending if (info := places[i].info)]  # if it has one yet
             failed = dict(enumerate(places))
             raise self._told(failures_of(settled.errors, failed, method, settled.elapsed_s, pending), places)
         if settled.pending:
