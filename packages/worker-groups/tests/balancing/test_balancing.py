@@ -144,6 +144,50 @@ def test_an_item_that_was_lost_before_a_change_of_size_goes_to_another():
         list(LoadBalancer(Resized(9), idempotent_methods=["answer"]).map("answer", "a"))
 
 
+class Restarted(IdleGroup):
+    """Its workers die at each call, which is known of those in `known`; a restart replaces all of them."""
+
+    name, generation = "restarted", 1
+
+    def __init__(self):
+        self.known = []
+
+    @property
+    def ranks(self):
+        return [RankInfoStub(rank, self.generation) for rank in range(3)]
+
+    def on(self, ranks, timeout=None):
+        return self
+
+    def call(self, method):
+        return Dead(self.known)
+
+
+class Dead(Answer):
+    """A call whose worker has died."""
+
+    def _wait_for(self, ends, count, timeout_s, *, fetch_local):
+        return [end for end in ends if end in self.value]
+
+    def _died(self, end):
+        return True
+
+    def _note_loss(self):
+        """Nobody is told."""
+
+
+@pytest.mark.hostile
+def test_a_death_that_is_known_late_does_not_revive_who_has_died_since():
+    group = Restarted()
+    balancer = LoadBalancer(group, lambda loads, key: 0)
+    first = balancer.call("answer")
+    group.generation = 2
+    second = balancer.call("answer")
+    for dead in (second, first):
+        group.known += dead._ends
+        assert [load.rank for load in balancer.loads()] == [1, 2]
+
+
 class Server:
     def pid(self, item=None):
         return os.getpid()

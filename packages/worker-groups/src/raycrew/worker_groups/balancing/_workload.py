@@ -174,7 +174,7 @@ class Workload:
     def lose(self, sent: Sent) -> None:
         """Send nothing more to a worker until it is restarted."""
         with self._lock:
-            self._lost[sent.rank] = sent.generation
+            self._lost[sent.rank] = max(sent.generation, self._lost.get(sent.rank, 0))  # it may be late
 
     def _leaders(self) -> list[int]:
         return sorted(group[0] for group in self._group.tied_workers_groups)
