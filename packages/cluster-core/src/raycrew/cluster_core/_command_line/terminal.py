@@ -4,7 +4,8 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from typing import Any, NoReturn
@@ -108,20 +109,32 @@ def complain(kind: str, message: str, advice: str = "", *, as_json: bool) -> Non
 
 
 def show(data: Any, shown: RenderableType, *, as_json: bool) -> None:
-    """Say what was found."""
+    """Say what was found; where there is no standard output, the exit code alone says it."""
     if as_json:
         write(json.dumps(data))
         return
-    is_seen = sys.stdout.isatty() or "COLUMNS" in os.environ
+    is_seen = "COLUMNS" in os.environ or (sys.stdout is not None and sys.stdout.isatty())
     whole = not is_seen and isinstance(shown, Text)  # Sentences; tables have a width.
-    Console(width=None if is_seen else WIDE).print(Printable(shown), soft_wrap=whole)
+    with _writing():
+        Console(width=None if is_seen else WIDE).print(Printable(shown), soft_wrap=whole)
 
 
 def write(text: str) -> None:
-    """Write a line; a reader that has enough ends this process quietly."""
-    try:
+    """Write a line, if there is a standard output."""
+    if sys.stdout is None:
+        return
+    with _writing():
         sys.stdout.writelines([text, "\n"])  # In two: an unbuffered stream does not tell of the first alone.
         sys.stdout.flush()
-    except BrokenPipeError:  # As `head` does when it has enough; rich ends in the same way.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """A reader that has enough ends this process quietly, and a full disk with a word of it."""
+    try:
+        yield
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's end tells of it again
+        if not isinstance(error, BrokenPipeError):  # As `head` does when it has enough; rich ends so, too.
+            complain(type(error).__name__, f"what was found could not be written: {error}", as_json=False)
         sys.exit(1)

@@ -4,7 +4,13 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Any
 
-from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import (
+    ActorUnavailableError,
+    ActorUnschedulableError,
+    GetTimeoutError,
+    RayActorError,
+    RayTaskError,
+)
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycrew.cluster_core import _ray
@@ -60,23 +66,26 @@ class PortKeepers:
         session, keeper = _ray.check_connected(), self._keeper(node_id)
         with session.while_connected():
             ref = keeper.lease.remote(count, self._port_range, consecutive)
-        return lambda: self._wait(node_id, session, ref)
+        return lambda: self._wait(node_id, session, keeper, ref)
 
-    def _wait(self, node_id: str, session: _ray.Session, ref: Any) -> Rendezvous:
+    def _wait(self, node_id: str, session: _ray.Session, keeper: Any, ref: Any) -> Rendezvous:
         try:
             address, ports = session.get(ref, timeout=self._timeout_s)
         except RayTaskError as error:
             if isinstance(error.cause, (ClusterError, ValueError, TypeError)):
                 raise error.cause from None
             raise
+        except (GetTimeoutError, ActorUnavailableError) as error:  # The keeper lives on, with what it holds.
+            raise ClusterError(
+                f"node {node_id[:8]} gave no answer within {self._timeout_s:g} s, or it was lost on the way"
+            ) from error
         except (RayActorError, ActorUnschedulableError) as error:
             with self._lock:
-                self._keepers.pop(node_id, None)
+                if self._keepers.get(node_id) is keeper:  # and none that has taken its place
+                    del self._keepers[node_id]
             raise NodeLostError(
                 f"node {node_id[:8]} is gone, or its port keeper was killed: {error}", [node_id]
             ) from error
-        except GetTimeoutError as error:
-            raise ClusterError(f"node {node_id[:8]} leased no port within {self._timeout_s:g} s") from error
         return Rendezvous(node_id, address, tuple(ports))
 
     def _keeper(self, node_id: str) -> Any:
