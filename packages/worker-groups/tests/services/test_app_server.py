@@ -1,9 +1,13 @@
 """An application of one's own from a thread of a process: behind its token, until it is shut down."""
 
+import asyncio
 import pickle
+import socket
+import threading
 
 import pytest
 from asking import ask, is_open, told
+from patience import PATIENCE_S
 
 pytest.importorskip("uvicorn")
 
@@ -32,6 +36,49 @@ def test_an_application_is_served_behind_its_token_until_the_end():
 def test_it_may_be_open():
     with AppServer(app, token=None) as server:
         assert ask(server.endpoint, "/here", told=False)[0] == 200
+
+
+class Waits:
+    """An application whose answers never come; it notes how requests end."""
+
+    def __init__(self, begins=False):
+        self.begins, self.is_asked, self.ends = begins, threading.Event(), []
+
+    async def __call__(self, scope, receive, send):
+        if self.begins:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        self.is_asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ends.append(asyncio.current_task().cancelling())
+
+
+@pytest.mark.parametrize("begins", [False, True], ids=["not answered", "half answered"])
+def test_requests_under_way_end_with_a_shutdown_without_an_answer(begins):
+    waits = Waits(begins)
+    server = AppServer(waits, token=None)
+    (thread,) = [one for one in threading.enumerate() if one.name == "raycrew-http"]
+    with socket.create_connection(("127.0.0.1", server.endpoint.port), timeout=PATIENCE_S) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert waits.is_asked.wait(PATIENCE_S)
+        server.shutdown()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+        assert waits.ends == [1], "it was cancelled"
+        assert not _rest(client).endswith(b"0\r\n\r\n")
+
+
+def _rest(client):
+    """What a server has still said before it closed the connection."""
+    heard = b""
+    try:
+        while piece := client.recv(4096):
+            heard += piece
+    except ConnectionResetError:
+        pass
+    return heard
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 HEAD_BYTES = 64 << 10
+_HEAR_S = 0.1  # for an application to hear that its client is gone, and to end by itself
 MISSING = (
     "services need uvicorn and h11, which are not installed in {where}: pip install "
     "'raycrew-worker-groups[services]'"
@@ -194,6 +195,38 @@ class Connection(H11Protocol):
         self._timer = self.loop.call_later(min(self._header_timeout_s, self._idle_timeout_s) / 4, self._look)
 
 
+class Server(uvicorn.Server):
+    """Ends what is under way with its connection once its time is over, so that nothing holds up the end.
+
+    Args:
+        config: What to serve.
+        grace_s: How long requests under way may take once it is to end.
+    """
+
+    def __init__(self, config: uvicorn.Config, grace_s: float) -> None:
+        super().__init__(config)
+        self._grace_s = grace_s
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve no more; waits for connections and requests, which end in time."""
+        ending = asyncio.create_task(self._end_requests())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
+
+    async def _end_requests(self) -> None:
+        await asyncio.sleep(self._grace_s)
+        cancelled: set[asyncio.Task[None]] = set()
+        while True:  # for one may have been accepted meanwhile
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
+            await asyncio.sleep(_HEAR_S)
+            for task in self.server_state.tasks - cancelled:
+                task.cancel()
+                cancelled.add(task)
+
+
 def server_of(
     app: App,
     *,
@@ -201,8 +234,8 @@ def server_of(
     lifespan: bool,
     header_timeout_s: float = 10.0,
     idle_timeout_s: float = 60.0,
-    grace_s: float | None = None,
-) -> uvicorn.Server:
+    grace_s: float = 0.0,
+) -> Server:
     """A server of an application, to be run on a `Listener`.
 
     Args:
@@ -211,7 +244,8 @@ def server_of(
         lifespan: Whether the application is told of the server's start and end.
         header_timeout_s: A connection without a request under way has so long to send the head of one.
         idle_timeout_s: A request may pause for so long while it is sent, and an answer while it is taken.
-        grace_s: How long requests under way may take once the server is to end.
+        grace_s: How long requests under way may take once the server is to end; then they end without an
+            answer.
     """
     limits = {"header_timeout_s": header_timeout_s, "idle_timeout_s": idle_timeout_s}
     config = uvicorn.Config(
@@ -226,9 +260,8 @@ def server_of(
         date_header=False,
         proxy_headers=False,
         h11_max_incomplete_event_size=HEAD_BYTES,
-        timeout_graceful_shutdown=None if grace_s is None else max(1, int(grace_s)),
     )
-    return uvicorn.Server(config)
+    return Server(config, grace_s)
 
 
 def load(path: str) -> App:
