@@ -30,6 +30,7 @@ MISSING = (
 )
 
 try:
+    import h11
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 except ImportError as missing:
@@ -172,9 +173,17 @@ class Connection(H11Protocol):
         super().handle_websocket_upgrade(event)
 
     def data_received(self, data: bytes) -> None:
-        """Note that its client has sent something."""
+        """Note that its client has sent something; what comes after its last request is nothing."""
         self._heard_at = self.loop.time()
-        super().data_received(data)
+        if self.conn.their_state is not h11.MUST_CLOSE:
+            super().data_received(data)
+
+    def handle_events(self) -> None:
+        """Take in what was sent; go on to read, as the client's end is heard only so, while there is room."""
+        super().handle_events()
+        is_whole = self.cycle is not None and not self.cycle.more_body
+        if is_whole and len(self.conn.trailing_data[0]) < HEAD_BYTES:
+            self.flow.resume_reading()
 
     def _leave_alone(self) -> None:
         if self._timer is not None:
