@@ -70,4 +70,4 @@ def crew_in_process(config, policy_class=Policy, generator_class=Generator):
         InProcessGroup(FakeCluster([2]), policy_class, name_prefix="policy", **how) as policy,
         InProcessGroup(FakeCluster([2]), generator_class, name_prefix="generator", **how) as generators,
     ):
-        yield Crew(config, policy, Generators(generators, [0, 1]), directory, Deaths({}, print))
+        yield Crew(config, policy, Generators(generators), directory, Deaths({}, print))

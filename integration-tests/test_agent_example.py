@@ -17,6 +17,7 @@ import ray
 
 from raycrew.cluster_core import RayVirtualCluster
 from raycrew.tensor_transport import sync_weights
+from raycrew.worker_groups import WorkerFailureError, replicated
 from raycrew.worker_groups.services import Service
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "agent"
@@ -99,11 +100,16 @@ def test_an_interpreter_that_uses_too_much_has_ended(program):
         "threading.Thread(target=print).start()",
         "[os.fork() for _ in range(1 << 20)]",
         "os.kill(os.getppid(), 0)",
+        "resource.prlimit(os.getppid(), resource.RLIMIT_CORE, (0, 0))",
+        "resource.setrlimit(resource.RLIMIT_CPU, (1, 1))",
+        "fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, os.getppid())",
+        "fcntl.ioctl(socket.socketpair()[0], 0x8901, struct.pack('i', os.getppid()))",
     ],
 )
-def test_a_program_starts_and_ends_no_other_one(start):
-    _, started, after = answers("import os, sys, threading", start, "1 + 1")
-    assert started.error.startswith(("PermissionError", "RuntimeError: can't start new thread"))
+def test_a_program_starts_and_ends_no_other_one_and_changes_no_limits(start):
+    _, started, after = answers("import fcntl, os, resource, socket, struct, sys, threading", start, "1 + 1")
+    refused = ("PermissionError", "RuntimeError: can't start new thread", "ValueError: not allowed to raise")
+    assert started.error.startswith(refused)
     assert after == Answer("2")
 
 
@@ -117,6 +123,43 @@ def test_a_program_that_waits_too_long_is_ended():
         assert not is_running(pid)
 
     asyncio.run(run())
+
+
+def test_what_a_program_may_do_with_its_own_files_it_may():
+    program = "import fcntl, os, termios; r, w = os.pipe(); os.write(w, b'abc')"
+    flags = "fcntl.fcntl(r, fcntl.F_GETFD)"
+    waiting = "int.from_bytes(fcntl.ioctl(r, termios.FIONREAD, b'0000'), 'little')"
+    assert answers(program, flags, waiting) == [Answer(), Answer("1"), Answer("3")]
+
+
+def test_a_program_has_nearly_all_of_its_memory():
+    assert answers("len(bytearray(192 << 20))") == [Answer(str(192 << 20))]
+
+
+@pytest.mark.hostile
+def test_a_program_ends_with_its_server_though_that_is_killed(tmp_path):
+    here = f"import os, pathlib, time; os.write(0, b'') or os.mkdir({str(tmp_path)!r} + f'/{{os.getpid()}}')"
+    code = (
+        "import asyncio, threading; from interpreter import *\n"
+        "async def run():\n"
+        "    interpreter = await Interpreter.start(Limits(wall_s=1000))\n"
+        f"    await interpreter.run({here + '; time.sleep(1000)'!r})\n"
+        "threading.Thread(target=asyncio.run, args=(run(),)).start()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=EXAMPLE) as server:
+        try:
+            assert eventually(lambda: list(tmp_path.iterdir())), "the program runs"
+        finally:
+            server.kill()
+    (pid,) = (int(path.name) for path in tmp_path.iterdir())
+    assert eventually(lambda: not is_running(pid))
+
+
+def eventually(condition):
+    deadline = time.monotonic() + 120
+    while not (found := condition()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
 
 
 def is_running(pid):
@@ -249,6 +292,20 @@ def test_every_sample_of_a_run_is_accounted_for_and_none_is_too_old(local_ray):
     assert len(run.curve) == 12
     assert 0 <= run.oldest <= 1
     check_all_are_accounted_for(run, 12 * 8)
+
+
+class Failing(policy.Trainer):
+    @replicated
+    def train(self, columns):
+        raise ArithmeticError("it diverged")
+
+
+def test_a_run_whose_trainer_fails_fails(local_ray, monkeypatch):
+    cluster = RayVirtualCluster([2], use_gpus=False, max_colocated_worker_groups=4)
+    with run_module() as program, cluster:
+        monkeypatch.setattr(program, "Trainer", Failing)
+        with pytest.raises(WorkerFailureError, match="it diverged"):
+            program.learn(cluster, steps=1, batch=8, held_out=2, bound=1)
 
 
 @pytest.mark.long

@@ -3,8 +3,10 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -78,12 +80,41 @@ def test_all_tests_must_pass():
         ("'\\n[1]\\n' + chr(0x1F600)", "\n[1]\n\U0001f600", "passed"),
         ("1", True, "wrong"),
         ("1.0", 1, "wrong"),
+        ("[1, (True, {'a': 1.0})]", [1, (True, {"a": 1.0})], "passed"),
+        ("[True, 2]", [1, 2], "wrong"),
+        ("(1.0,)", (1,), "wrong"),
+        ("{'a': [1]}", {"a": [1.0]}, "wrong"),
+        ("{1: 2}", {True: 2}, "wrong"),
+        ("{2: 1, 1: {3, 4}}", {1: {4, 3}, 2: 1}, "passed"),
+        ("{1, 2}", {1.0, 2}, "wrong"),
+        ("[1]", (1,), "wrong"),
+        ("[]", [1], "wrong"),
+        ("[set()]", [set()], "passed"),
+        ("float('inf')", float("inf"), "passed"),
+        ("[-float('inf'), 1e400]", [-float("inf"), float("inf")], "passed"),
+        ("-float('inf')", float("inf"), "wrong"),
+        ("{'a': float('nan')}", {"a": float("nan")}, "passed"),
+        ("float('nan')", 1.0, "wrong"),
+        ("complex(float('nan'), -float('inf'))", complex(float("nan"), -float("inf")), "passed"),
+        ("'inf'", float("inf"), "wrong"),
         ("print", 1, "raised"),
         ("(" * 300 + ")" * 300, (), "raised"),
     ],
 )
 def test_answers_are_plain_values_of_the_right_type(expression, expected, status):
     assert verify(program("", Case(expression, expected)), LIMITS).status == status
+
+
+@pytest.mark.parametrize("expected", [object(), [{1: (frozenset(),)}], Path("a"), len])
+def test_what_no_program_can_say_is_an_error_and_never_a_verdict(expected):
+    with pytest.raises(TypeError, match=r"f\(\): no program can say"):
+        verify(program("f = lambda: 1", Case("f()", expected)), LIMITS)
+
+
+def test_a_signal_without_a_name_is_told_by_its_number():
+    source = "import os, signal\nf = lambda: os.kill(os.getpid(), signal.SIGRTMIN + 2)"
+    verdict = verify(program(source, Case("f()", 3)), LIMITS)
+    assert (verdict.status, verdict.detail) == ("killed", f"killed by signal {signal.SIGRTMIN + 2} at f()")
 
 
 FORGE = """
@@ -192,6 +223,43 @@ def test_a_program_that_kills_its_keeper_is_killed_too(tmp_path):
     assert verdict.status == "killed", verdict
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(int(left.name)).wait(30)
+
+
+def gone(pid):
+    with contextlib.suppress(psutil.TimeoutExpired):
+        psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=60)
+    return not is_running(pid)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("then", ["time.sleep(1000)", "os._exit(0)"], ids=["runs", "has ended"])
+def test_a_program_ends_with_whoever_verifies_it_though_that_is_killed(tmp_path, then):
+    source = f"import os, pathlib\npathlib.Path({str(tmp_path)!r}, str(os.getpid())).touch()\n"
+    source += LEAVE.format(folder=str(tmp_path / "orphans"), then=then)
+    (tmp_path / "orphans").mkdir()
+    code = (
+        "import sys, threading, time; from sandbox import *; import sandbox\n"
+        "sandbox._end = lambda keeper: time.sleep(1000)\n"  # killed before it can end what is left
+        f"one = Submission('a', {source!r}, (Case('1', 1),))\n"
+        "threading.Thread(target=verify, args=(one, Limits(wall_s=600, cpu_s=60))).start()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=EXAMPLE) as verifier:
+        try:
+            until = time.monotonic() + 120
+            while not list(tmp_path.glob("orphans/*")) or (then == "os._exit(0)" and running(tmp_path) > 1):
+                assert time.monotonic() < until, "the program runs"
+                time.sleep(0.02)
+        finally:
+            verifier.kill()
+    assert all(gone(pid) for pid in pids_in(tmp_path))
+
+
+def pids_in(folder):
+    return [int(path.name) for path in folder.rglob("*") if path.name.isdecimal()]
+
+
+def running(folder):
+    return sum(map(is_running, pids_in(folder)))
 
 
 @pytest.mark.hostile

@@ -1,8 +1,10 @@
 """A Python interpreter in a process of its own, with limits: what an agent's programs run in.
 
-It keeps out endless loops, memory hogs, files, floods of output, other processes, signals to them, and the
-variables of this process (where API keys are). It is no jail: a program has the same user, file system and
-network. Programs from people who mean harm belong in a container or a virtual machine.
+It keeps out endless loops, memory hogs, files, floods of output, other processes, signals to them (sent, or
+had sent as the owners of descriptors), changes of its limits and theirs, and the variables of this process
+(where API keys are). It ends with this process, also where that is killed. It is no jail: a program has the
+same user, file system and network. Programs from people who mean harm belong in a container or a virtual
+machine.
 """
 
 import asyncio
@@ -72,7 +74,7 @@ class Interpreter:
             stdout=PIPE,
             stderr=DEVNULL,
             cwd="/",
-            env={"LANG": "C.UTF-8"},
+            env={"LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "1"},  # a thread takes next to nothing of the memory
             start_new_session=True,
             limit=LINE_BYTES,
         )
@@ -119,25 +121,38 @@ class Interpreter:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
 
-# Refuses, from now on, to start processes, threads and programs, and to send signals. The limit alone would
-# not bind root, so the kernel is given a filter of system calls, by their numbers.
+# Refuses, from now on, to start processes, threads and programs, to send signals or have them sent (to the
+# owners of descriptors), and to look at limits or change them. The limit alone would not bind root, so the
+# kernel is given a filter of system calls, by their numbers.
 _ALONE = """
 import ctypes, platform, resource, struct
 LOAD, IF_EQUAL, IF_AT_LEAST, RETURN, ALLOWED, REFUSED = 0x20, 0x15, 0x35, 0x06, 0x7FFF0000, 0x00050001
 resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 machines = {
-    # clone, fork, vfork, execve, execveat, clone3; kill, tkill, tgkill, (tg)sigqueue, pidfd, ptrace
-    "x86_64": (0xC000003E, (56, 57, 58, 59, 322, 435), (62, 200, 234, 129, 297, 424, 101)),
+    # clone, fork, vfork, execve, execveat, clone3; kill, tkill, tgkill, (tg)sigqueue, pidfd, ptrace;
+    # setrlimit, prlimit; fcntl, ioctl
+    "x86_64": (
+        0xC000003E, (56, 57, 58, 59, 322, 435), (62, 200, 234, 129, 297, 424, 101), (160, 302), (72, 16)
+    ),
     # clone, execve, execveat, clone3; the same
-    "aarch64": (0xC00000B7, (220, 221, 281, 435), (129, 130, 131, 138, 240, 424, 117)),
+    "aarch64": (
+        0xC00000B7, (220, 221, 281, 435), (129, 130, 131, 138, 240, 424, 117), (164, 261), (25, 29)
+    ),
 }
 if platform.machine() in machines:
-    machine, starts, signals = machines[platform.machine()]
-    calls = starts + signals
-    checks = [(IF_AT_LEAST, 1 << 30)] + [(IF_EQUAL, call) for call in calls]
-    steps = [(LOAD, 0, 0, 4), (IF_EQUAL, 0, len(checks) + 2, machine), (LOAD, 0, 0, 0)]
-    steps += [(kind, len(checks) - n, 0, call) for n, (kind, call) in enumerate(checks)]
+    machine, starts, signals, limits, commands = machines[platform.machine()]
+    owners = 8, 15, 0x8901, 0x8902  # F_SETOWN, F_SETOWN_EX; FIOSETOWN, SIOCSPGRP
+    steps = [(LOAD, 0, 0, 4), (IF_EQUAL, 0, "refused", machine), (LOAD, 0, 0, 0)]
+    steps += [(IF_AT_LEAST, "refused", 0, 1 << 30)]
+    steps += [(IF_EQUAL, "refused", 0, call) for call in starts + signals + limits]
+    steps += [(IF_EQUAL, 1, 0, commands[0]), (IF_EQUAL, 0, "allowed", commands[1]), (LOAD, 0, 0, 24)]
+    steps += [(IF_EQUAL, "refused", 0, command) for command in owners]
     steps += [(RETURN, 0, 0, ALLOWED), (RETURN, 0, 0, REFUSED)]
+    ends = {"allowed": len(steps) - 2, "refused": len(steps) - 1}
+    steps = [
+        (kind, *(ends[to] - n - 1 if to in ends else to for to in jumps), value)
+        for n, (kind, *jumps, value) in enumerate(steps)
+    ]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
     class Filter(ctypes.Structure):
         _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_void_p)]
@@ -146,9 +161,10 @@ if platform.machine() in machines:
     control(22, 2, ctypes.byref(Filter(len(steps), ctypes.addressof(code))), 0, 0)  # PR_SET_SECCOMP
 """
 
-# Programs are read from, and answers told to, descriptors that are no longer standard input and output.
+# Programs are read from, and answers told to, descriptors that are no longer standard input and output. Where
+# the one for programs ends in the midst of one, as the server was killed, a thread ends the process.
 _INSIDE = f"""
-import json, os, resource, sys
+import json, os, resource, select, sys, threading
 kinds = resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE
 for kind, most in zip(kinds, json.loads(sys.argv[1])):
     resource.setrlimit(kind, (most, most))
@@ -157,6 +173,10 @@ programs, told = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
 nowhere = os.open(os.devnull, os.O_RDWR)
 os.dup2(nowhere, 0)
 os.dup2(nowhere, 1)
+server = select.poll()
+server.register(programs, 0)
+threading.stack_size(256 << 10)
+threading.Thread(target=lambda end=os._exit: (server.poll(), end(0)), daemon=True).start()
 exec({_ALONE!r}, {{}})
 
 def answered(program, names):

@@ -77,7 +77,7 @@ def learn(cluster: RayVirtualCluster, steps: int, batch: int, held_out: int, bou
             for _ in range(steps):
                 with queue.get(batch, max_staleness=bound, timeout_s=TIMEOUT_S) as samples:
                     columns = {name: samples[name] for name in COLUMNS}
-                    trainer.call(Trainer.train, columns)
+                    trainer.call(Trainer.train, columns).get_results(timeout=TIMEOUT_S)
                 queue.advance(sync_weights(trainer, policies).version)
                 curve.append(fmean(columns["solved"]))
                 ages += samples.versions_behind

@@ -35,7 +35,8 @@ class Case:
 
     Attributes:
         call: Such as `add(1, 2)`.
-        expected: A value made of numbers, strings, bytes, booleans, None, and containers of these.
+        expected: A value made of numbers (infinities and NaN, too), strings, bytes, booleans, None, and
+            lists, tuples, sets and dicts of these.
     """
 
     call: str
@@ -102,9 +103,12 @@ def verify(submission: Submission, limits: Limits = Limits()) -> Verdict:
 
     Raises:
         NoTestsError: There are no tests.
+        TypeError: A test expects what no program can say.
     """
     if not submission.cases:
         raise NoTestsError(f"{submission.name!r} has no tests; it would pass whatever it does")
+    for case in submission.cases:
+        _check_plain(case.call, case.expected)
     with tempfile.TemporaryDirectory(prefix="verify-") as folder, tempfile.TemporaryFile() as answers:
         status = _run(submission, limits, folder, answers.fileno())
         answers.seek(0)
@@ -132,9 +136,16 @@ def judge(cases: Sequence[Case], said: Sequence[str], status: int | None) -> Ver
         at = f"at {cases[len(said)].call}" if len(said) < len(cases) else "after its answers"
         if status is None:
             return Verdict("timeout", passed, len(cases), f"out of time {at}")
-        how = f"ended with exit code {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
+        how = f"ended with exit code {status}" if status >= 0 else f"killed by {_signal_name(-status)}"
         return Verdict("killed", passed, len(cases), f"{how} {at}")
     return Verdict(worst or "passed", passed, len(cases), first)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most of those for real time have none
+        return f"signal {number}"
 
 
 def _run(submission: Submission, limits: Limits, folder: str, answers_fd: int) -> int | None:
@@ -156,8 +167,9 @@ def _run(submission: Submission, limits: Limits, folder: str, answers_fd: int) -
         start_new_session=True,
     )
     try:
-        with contextlib.suppress(BrokenPipeError), keeper.stdin as stdin:  # type: ignore[union-attr]
-            stdin.write(json.dumps(order).encode())
+        with contextlib.suppress(BrokenPipeError):  # it stays open for as long as this process is there
+            keeper.stdin.write(json.dumps(order).encode() + b"\n")  # type: ignore[union-attr]
+            keeper.stdin.flush()  # type: ignore[union-attr]
         with keeper.stdout as told:  # type: ignore[union-attr]
             if not _readable(told.fileno(), limits.wall_s):
                 return None
@@ -165,6 +177,8 @@ def _run(submission: Submission, limits: Limits, folder: str, answers_fd: int) -
         return int(status) if status.endswith(b"\n") else keeper.wait()
     finally:
         _end(keeper)
+        with contextlib.suppress(BrokenPipeError):
+            keeper.stdin.close()  # type: ignore[union-attr]
 
 
 def _readable(fd: int, wait_s: float) -> bool:
@@ -201,26 +215,73 @@ def _read(line: str) -> tuple[Any, str | None]:
         kind, text = json.loads(line)
         if kind == "raised":
             return None, str(text)
-        return ast.literal_eval(text), None
+        return ast.literal_eval(_Numbers().visit(ast.parse(text, mode="eval"))), None
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return None, f"no plain value: {line:.200}"
 
 
+class _Numbers(ast.NodeTransformer):
+    """Numbers that are written like names."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """An infinity or NaN, real or imaginary; other names are no values."""
+        if node.id in ("inf", "nan"):
+            return ast.Constant(float(node.id))
+        return ast.Constant(complex(node.id)) if node.id in ("infj", "nanj") else node
+
+
 def _same(answer: Any, expected: Any) -> bool:
-    """Equal, and of the same type: True is not 1 here."""
-    return type(answer) is type(expected) and bool(answer == expected)
+    """Equal, and of the same types throughout: True is not 1 here. NaN is the same as NaN."""
+    return bool(_typed(answer) == _typed(expected))
+
+
+def _typed(value: Any) -> tuple[Any, ...]:
+    """What is equal for values that are the same; it can be hashed, as parts of sets and keys are."""
+    kind = type(value)
+    if kind in (list, tuple):
+        return kind, tuple(map(_typed, value))
+    if kind is set:
+        return kind, frozenset(map(_typed, value))
+    if kind is dict:
+        return kind, frozenset((_typed(key), _typed(item)) for key, item in value.items())
+    if kind is complex:
+        return kind, _typed(value.real), _typed(value.imag)
+    return (kind, "nan") if value != value else (kind, value)
+
+
+def _check_plain(call: str, expected: Any) -> None:
+    if type(expected) is dict:
+        parts = [*expected, *expected.values()]
+    elif type(expected) in (list, tuple, set):
+        parts = [*expected]
+    elif type(expected) in (int, float, complex, str, bytes, bool, type(None)):
+        parts = []
+    else:
+        raise TypeError(f"{call}: no program can say {expected!r:.200}, a {type(expected).__name__}")
+    for part in parts:
+        _check_plain(call, part)
 
 
 # The process that is started is the keeper: orphans of all that is below it come to it, and it ends after
 # them. The program runs in its child, whose exit status it tells, and whose standard output leads nowhere.
+# The keeper's standard input ends with whoever has started it, of whatever that died: then all is killed.
 _INSIDE = """
-import ctypes, json, os, resource, signal, sys
-order = json.load(sys.stdin)
+import ctypes, json, os, resource, signal, sys, threading, time
+order = json.loads(sys.stdin.readline())
+def end():
+    os.read(0, 1)
+    while True:
+        for thread in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{thread}/children") as children:
+                for child in children.read().split():
+                    os.kill(int(child), signal.SIGKILL)
+        time.sleep(0.01)
 control = ctypes.CDLL(None).prctl
 control(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 program = os.fork()
 if program:
     os.close(order["answers"])
+    threading.Thread(target=end, daemon=True).start()
     status = os.waitpid(program, 0)[1]
     try:
         os.write(1, b"%d\\n" % os.waitstatus_to_exitcode(status))

@@ -49,19 +49,23 @@ class Generators:
     Args:
         group: Workers of the kind `generation.worker.GenerationWorker`, with a balancer; `start_generators`
             makes one.
-        leaders: The ranks that generate: the first of each tied group, which are all without such groups.
         keyed: Whether the balancer goes by keys, as `consistent_hash` does: prompts that begin alike go to
             the same replica then, whose prefix cache knows them.
     """
 
-    def __init__(self, group: RayWorkerGroup, leaders: Sequence[int], *, keyed: bool = False) -> None:
-        self.group, self.leaders, self._keyed = group, tuple(leaders), keyed
+    def __init__(self, group: RayWorkerGroup, *, keyed: bool = False) -> None:
+        self.group, self._keyed = group, keyed
 
     @classmethod
     async def start(cls, cluster: Cluster, worker: str, options: EngineOptions, **how: Any) -> Self:
         """`start_generators`, without blocking the event loop."""
         plan = _plan(cluster, worker, options, **how)
-        return cls(await RayWorkerGroup.start(**plan.group), plan.leaders, keyed=plan.keyed)
+        return cls(await RayWorkerGroup.start(**plan.group), keyed=plan.keyed)
+
+    @property
+    def leaders(self) -> tuple[int, ...]:
+        """The ranks that generate: the first of each tied group, which are all without such groups."""
+        return tuple(ranks[0] for ranks in self.group.tied_workers_groups)
 
     @cached_property
     def limits(self) -> Limits:
@@ -219,15 +223,14 @@ def start_generators(
         "restart_on_failure": restart_on_failure,
     }
     plan = _plan(cluster, worker, options, worker_options=worker_options, **how, **group)
-    return Generators(RayWorkerGroup(**plan.group), plan.leaders, keyed=plan.keyed)
+    return Generators(RayWorkerGroup(**plan.group), keyed=plan.keyed)
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What a group of replicas is made with, and who leads the tied groups in it."""
+    """What a group of replicas is made with."""
 
     group: Mapping[str, Any]
-    leaders: Sequence[int]
     keyed: bool
 
 
@@ -278,7 +281,6 @@ def _plan(
             "restart_on_failure": restart_on_failure,
             **group,
         },
-        range(0, bundles, size),
         balancing == "consistent_hash",
     )
 

@@ -6,8 +6,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from ray.exceptions import RayError
+
 from generation.group import Generators
-from raycrew.worker_groups import MultiWorkerFuture, ResultTimeoutError, WorkerGroupError
+from raycrew.cluster_core import ClusterError
+from raycrew.worker_groups import (
+    MultiWorkerFuture,
+    ResultTimeoutError,
+    WorkerFailureError,
+    WorkerGroupError,
+)
 from raycrew.worker_groups.services import Endpoint, Proxy, ServiceClosedError
 
 logger = logging.getLogger(__name__)
@@ -21,7 +29,8 @@ def one_endpoint(generators: Generators, **options: Any) -> Iterator[Endpoint]:
     """One endpoint for all replicas, which were started with `worker_options={"endpoint": …}`.
 
     Each request goes to one replica; `strategy="consistent_hash"` with a `key` has those of a conversation go
-    to the one whose prefix cache knows it. A replica that dies is replaced, and found again.
+    to the one whose prefix cache knows it. A replica that dies is replaced, and found again. So is one
+    that joins the group; one that leaves it gets no more requests.
 
     Args:
         generators: The replicas.
@@ -40,13 +49,15 @@ def one_endpoint(generators: Generators, **options: Any) -> Iterator[Endpoint]:
 
 
 class _Followed:
-    """Endpoints of replicas, asked for again and again, as one that is replaced has another."""
+    """Endpoints of replicas, asked for again and again, as one that is replaced has another.
+
+    Those of replicas that are dead, or have left the group, are not kept; those that come are asked, too.
+    """
 
     def __init__(self, generators: Generators) -> None:
-        self._group, self._leaders = generators.group, tuple(generators.leaders)
-        self._known: dict[int, Endpoint] = dict(
-            zip(self._leaders, generators.call("endpoint", timeout=60.0), strict=True)
-        )
+        self._generators, self._group = generators, generators.group
+        told = self._group.on(ranks=list(generators.leaders), timeout=60.0).call("endpoint")
+        self._known = dict(zip(told.return_from_workers, told.get_results(), strict=True))
         self._asked: dict[int, MultiWorkerFuture[Endpoint]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look_again, name="endpoints", daemon=True)
@@ -64,11 +75,17 @@ class _Followed:
 
     def _look_again(self) -> None:
         while not self._stop.wait(INTERVAL_S):
-            for rank in self._leaders:
+            leaders = self._generators.leaders
+            for rank in self._known.keys() - leaders:
+                del self._known[rank]
+            self._asked = {rank: asked for rank, asked in self._asked.items() if rank in leaders}
+            for rank in leaders:
                 try:
                     self._look(rank)
-                except WorkerGroupError as error:  # it is being replaced, or was given up
+                except (WorkerGroupError, ClusterError, RayError, ValueError) as error:
                     self._asked.pop(rank, None)
+                    if isinstance(error, WorkerFailureError):  # its port may be somebody else's by now
+                        self._known.pop(rank, None)
                     logger.info("the endpoint of replica %d can't be asked for now: %s", rank, error)
 
     def _look(self, rank: int) -> None:

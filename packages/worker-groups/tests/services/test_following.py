@@ -6,7 +6,12 @@ from types import SimpleNamespace
 import pytest
 from patience import PATIENCE_S
 
-from raycrew.worker_groups.errors import ResultTimeoutError, WorkerFailureError, WorkerGroupClosedError
+from raycrew.worker_groups.errors import (
+    ResultTimeoutError,
+    WorkerFailureError,
+    WorkerGroupClosedError,
+    WorkerGroupError,
+)
 from raycrew.worker_groups.services import Service
 from raycrew.worker_groups.services._endpoint import ReplicaState
 from raycrew.worker_groups.services._following import Following
@@ -58,6 +63,50 @@ def test_who_does_not_answer_in_time_is_as_before_and_who_answers_again_is_what_
     following = Following(1)
     following.look(Group(WorkerFailureError("gone", rank=0), has_given_up=True))
     following.look(Group(READY, has_given_up=True))
+    assert following.states == (READY,)
+
+
+class Slow(Group):
+    """One whose workers answer when they may; by then they are dead."""
+
+    absent_ranks = ()
+
+    def __init__(self):
+        super().__init__(ResultTimeoutError("not yet", [0]))
+
+    def on(self, ranks, timeout):
+        def results(timeout):
+            if isinstance(self.answers[0], Exception):
+                raise self.answers[0]
+            return list(self.answers)
+
+        return SimpleNamespace(call=lambda method: SimpleNamespace(get_results=results))
+
+
+def test_what_a_worker_said_before_its_death_does_not_count_after_it():
+    following, group = Following(1), Slow()
+    following.look(group)
+    following.note_loss(WorkerFailureError("killed by signal 9", rank=0))
+    group.answers, group.absent_ranks = (READY,), (0,)
+    following.look(group)
+    assert [state.status for state in following.states] == ["lost"], "nobody is there to be asked"
+    group.absent_ranks = ()
+    following.look(group)
+    assert following.states == (READY,)
+
+
+def test_a_death_is_that_of_whoever_was_asked():
+    following = Following(1)
+    following.look(Group(READY))
+    following.look(Group(WorkerFailureError("gone, and nobody knows who")))
+    assert [(state.status, state.endpoint) for state in following.states] == [("lost", None)]
+
+
+def test_a_question_that_can_not_be_answered_is_asked_again():
+    following = Following(1)
+    with pytest.raises(WorkerGroupError, match="who knows"):
+        following.look(Group(WorkerGroupError("who knows")))
+    following.look(Group(READY))
     assert following.states == (READY,)
 
 

@@ -14,7 +14,13 @@ from ray.exceptions import RayActorError, TaskCancelledError
 pytest.importorskip("uvicorn")
 
 from raycrew.cluster_core.testing import FakeCluster
-from raycrew.worker_groups import WorkerFailureError, WorkerGroupError, current_worker
+from raycrew.worker_groups import (
+    ResultTimeoutError,
+    WorkerFailureError,
+    WorkerGroupClosedError,
+    WorkerGroupError,
+    current_worker,
+)
 from raycrew.worker_groups.services import Gateway
 from raycrew.worker_groups.services._forwarding.calling import CallError, arguments_of
 from raycrew.worker_groups.testing import InProcessGroup
@@ -217,6 +223,37 @@ def test_only_a_method_that_raised_has_run_for_sure(cause, outcome):
     with Gateway(Lossy(1, failure), ["generate"]) as gateway:
         status, told = post(gateway, "generate")
     assert (status, told["outcome"]) == (500, outcome)
+
+
+class Refusing(Lossy):
+    """A balancer that sends no call any more after the first ones, or says so."""
+
+    def __init__(self, losses, refusal):
+        super().__init__(losses, DEATH)
+        self.refusal = refusal
+
+    def call(self, method, **arguments):
+        if self.calls == self.losses:
+            raise self.refusal
+        return super().call(method, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("losses", "refusal", "wanted"),
+    [
+        (0, WorkerGroupError("every worker is lost"), (503, "surely not run")),
+        (0, ResultTimeoutError("they are being replaced"), (503, "surely not run")),
+        (0, WorkerGroupClosedError("the connection to Ray has ended"), (503, "perhaps run")),
+        (0, TypeError("size"), (400, "surely not run")),
+        (1, WorkerGroupError("every worker is lost"), (503, "perhaps run")),
+        (1, ResultTimeoutError("they are being replaced"), (503, "perhaps run")),
+        (1, TypeError("size"), (400, "perhaps run")),
+    ],
+)
+def test_a_call_that_can_not_be_sent_has_surely_not_run_only_if_it_never_was(losses, refusal, wanted):
+    with Gateway(Refusing(losses, refusal), ["generate"]) as gateway:
+        answer = post(gateway, "generate", headers={"Idempotency-Key": "a"})
+    assert outcome_of(answer) == wanted
 
 
 def test_loggers_of_this_process_stay_as_they_are():

@@ -318,6 +318,43 @@ def test_the_end_takes_what_a_server_has_started_and_who_does_not_listen():
     assert upkeep.stop(0.2)
 
 
+STARTS_ANOTHER = """import http.server, subprocess, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    probes = 0
+    def do_GET(self):
+        Handler.probes += self.path == "/"
+        said = Handler.probes
+        if self.path == "/start":
+            said = subprocess.Popen(["/bin/sleep", "600"], start_new_session=True, env={}).pid
+        body = b"%d" % said
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+@pytest.mark.hostile
+def test_the_end_takes_who_forgot_what_it_was_started_by():
+    words = [PYTHON, "-c", STARTS_ANOTHER, "{port}"]
+    with kept(words, ready="/", token=None, probe_interval_s=600.0) as upkeep:
+        other = told(upkeep.state.endpoint, "/start")
+        assert is_running(other)
+    assert not is_running(other)
+
+
+@pytest.mark.hostile
+def test_a_server_that_dies_leaves_nobody_who_was_there_at_a_question():
+    with kept([PYTHON, "-c", STARTS_ANOTHER, "{port}"], ready="/", token=None) as upkeep:
+        before = upkeep.state
+        other, asked = (told(before.endpoint, path) for path in ("/start", "/probes"))
+        eventually(lambda: told(before.endpoint, "/probes") >= asked + 2, "it is asked again")
+        os.kill(before.pid, signal.SIGKILL)
+        eventually(lambda: is_ready_again(upkeep, 1), "it serves again")
+        assert not is_running(other)
+
+
 def test_a_stop_in_the_middle_of_a_start_leaves_nothing():
     upkeep = upkeep_of("served_apps:hangs")
     caught = []

@@ -23,12 +23,14 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 HEAD_BYTES = 64 << 10
+_HEAR_S = 0.1  # for an application to hear that its client is gone, and to end by itself
 MISSING = (
     "services need uvicorn and h11, which are not installed in {where}: pip install "
     "'raycrew-worker-groups[services]'"
 )
 
 try:
+    import h11
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 except ImportError as missing:
@@ -171,9 +173,17 @@ class Connection(H11Protocol):
         super().handle_websocket_upgrade(event)
 
     def data_received(self, data: bytes) -> None:
-        """Note that its client has sent something."""
+        """Note that its client has sent something; what comes after its last request is nothing."""
         self._heard_at = self.loop.time()
-        super().data_received(data)
+        if self.conn.their_state is not h11.MUST_CLOSE:
+            super().data_received(data)
+
+    def handle_events(self) -> None:
+        """Take in what was sent; go on to read, as the client's end is heard only so, while there is room."""
+        super().handle_events()
+        is_whole = self.cycle is not None and not self.cycle.more_body
+        if is_whole and len(self.conn.trailing_data[0]) < HEAD_BYTES:
+            self.flow.resume_reading()
 
     def _leave_alone(self) -> None:
         if self._timer is not None:
@@ -194,6 +204,38 @@ class Connection(H11Protocol):
         self._timer = self.loop.call_later(min(self._header_timeout_s, self._idle_timeout_s) / 4, self._look)
 
 
+class Server(uvicorn.Server):
+    """Ends what is under way with its connection once its time is over, so that nothing holds up the end.
+
+    Args:
+        config: What to serve.
+        grace_s: How long requests under way may take once it is to end.
+    """
+
+    def __init__(self, config: uvicorn.Config, grace_s: float) -> None:
+        super().__init__(config)
+        self._grace_s = grace_s
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve no more; waits for connections and requests, which end in time."""
+        ending = asyncio.create_task(self._end_requests())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
+
+    async def _end_requests(self) -> None:
+        await asyncio.sleep(self._grace_s)
+        cancelled: set[asyncio.Task[None]] = set()
+        while True:  # for one may have been accepted meanwhile
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
+            await asyncio.sleep(_HEAR_S)
+            for task in self.server_state.tasks - cancelled:
+                task.cancel()
+                cancelled.add(task)
+
+
 def server_of(
     app: App,
     *,
@@ -201,8 +243,8 @@ def server_of(
     lifespan: bool,
     header_timeout_s: float = 10.0,
     idle_timeout_s: float = 60.0,
-    grace_s: float | None = None,
-) -> uvicorn.Server:
+    grace_s: float = 0.0,
+) -> Server:
     """A server of an application, to be run on a `Listener`.
 
     Args:
@@ -211,7 +253,8 @@ def server_of(
         lifespan: Whether the application is told of the server's start and end.
         header_timeout_s: A connection without a request under way has so long to send the head of one.
         idle_timeout_s: A request may pause for so long while it is sent, and an answer while it is taken.
-        grace_s: How long requests under way may take once the server is to end.
+        grace_s: How long requests under way may take once the server is to end; then they end without an
+            answer.
     """
     limits = {"header_timeout_s": header_timeout_s, "idle_timeout_s": idle_timeout_s}
     config = uvicorn.Config(
@@ -226,9 +269,8 @@ def server_of(
         date_header=False,
         proxy_headers=False,
         h11_max_incomplete_event_size=HEAD_BYTES,
-        timeout_graceful_shutdown=None if grace_s is None else max(1, int(grace_s)),
     )
-    return uvicorn.Server(config)
+    return Server(config, grace_s)
 
 
 def load(path: str) -> App:

@@ -17,7 +17,7 @@ from raycrew.worker_groups.errors import (
     WorkerGroupClosedError,
     WorkerGroupError,
 )
-from raycrew.worker_groups.services._endpoint import ReplicaState
+from raycrew.worker_groups.services._endpoint import ReplicaState, Status
 from raycrew.worker_groups.services._replicas import Replica
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Following:
     def __init__(self, replicas: int) -> None:
         self._states = {rank: ReplicaState(rank, "restarting") for rank in range(replicas)}
         self._asked: dict[int, MultiWorkerFuture[ReplicaState]] = {}
-        self._stop, self._looking = threading.Event(), threading.Lock()
+        self._stop, self._looking, self._noting = threading.Event(), threading.Lock(), threading.Lock()
 
     @property
     def states(self) -> Sequence[ReplicaState]:
@@ -53,9 +53,14 @@ class Following:
         self._stop.set()
 
     def note_loss(self, failure: WorkerFailureError) -> None:
-        """Take in that the worker of a replica has died."""
-        if failure.rank in self._states:
-            self._states[failure.rank] = ReplicaState(failure.rank, "lost", reason=failure.message)
+        """Take in that the worker of a replica has died; what it was asked before is of no account."""
+        if failure.rank is not None and failure.rank in self._states:
+            self._note(failure.rank, "lost", failure.message)
+
+    def _note(self, rank: int, status: Status, reason: str, log_tail: str = "") -> None:
+        with self._noting:
+            self._asked.pop(rank, None)
+            self._states[rank] = ReplicaState(rank, status, reason=reason, log_tail=log_tail)
 
     def look(self, group: RayWorkerGroup) -> None:
         """Ask all replicas; of one that does not answer what it said before counts.
@@ -74,24 +79,26 @@ class Following:
                 self._take(rank, group, left(deadline))
 
     def _take(self, rank: int, group: RayWorkerGroup, timeout_s: float | None) -> None:
+        asked = self._asked.get(rank)
+        if asked is None:  # it has died meanwhile
+            return
         try:
-            (state,) = self._asked[rank].get_results(timeout=timeout_s)
+            (state,) = asked.get_results(timeout=timeout_s)
         except ResultTimeoutError:
             return
         except WorkerFailureError as failure:
-            self.note_loss(failure)
             if group._supervision.has_given_up:  # noqa: SLF001 - made for this package
-                self._note_end(failure)
+                reason = f"no restarts of its worker are left: {failure.message}"
+                self._note(rank, "failed", reason, failure.log_tail)
+            else:
+                self._note(rank, "lost", failure.message)
+        except BaseException:
+            self._asked.pop(rank, None)
+            raise
         else:
-            self._states[rank] = state
-        self._asked.pop(rank, None)
-
-    def _note_end(self, failure: WorkerFailureError) -> None:
-        """Take in that a worker that has died is not replaced."""
-        if failure.rank in self._states:
-            reason = f"no restarts of its worker are left: {failure.message}"
-            told = failure.log_tail
-            self._states[failure.rank] = ReplicaState(failure.rank, "failed", reason=reason, log_tail=told)
+            with self._noting:
+                if self._asked.pop(rank, None) is asked:
+                    self._states[rank] = state
 
 
 def _look_again(

@@ -1,5 +1,6 @@
 """A server in a thread of this process, behind a token, on a port that is leased."""
 
+import logging
 import threading
 import time
 from types import TracebackType
@@ -11,6 +12,8 @@ from raycrew.worker_groups.services._asgi import App, Guard, Listener, server_of
 from raycrew.worker_groups.services._endpoint import Endpoint, url_of
 from raycrew.worker_groups.services._options import check_number, made_token
 from raycrew.worker_groups.services.errors import ServiceClosedError, ServiceError
+
+logger = logging.getLogger(__name__)
 
 _START_S, _END_S = 10.0, 10.0
 _LAST_PORT = 65535
@@ -77,9 +80,11 @@ class ServedInThread:
     def shutdown(self) -> None:
         """End it, and requests under way with it; idempotent."""
         self._closed = True
-        self._server.should_exit = self._server.force_exit = True
+        self._server.should_exit = True
         if self._thread.is_alive():
             self._thread.join(_END_S)
+            if self._thread.is_alive():
+                logger.warning("%r: its application has not ended within %g s", self, _END_S)
         self._listener.close()
         if self._lease is not None:
             self._lease.release()

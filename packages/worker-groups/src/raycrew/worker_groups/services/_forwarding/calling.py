@@ -14,6 +14,7 @@ from raycrew.worker_groups.errors import (
     ResultTimeoutError,
     UnknownMethodError,
     WorkerFailureError,
+    WorkerGroupClosedError,
     WorkerGroupError,
 )
 from raycrew.worker_groups.services._asgi import Receive, Send, answer
@@ -105,17 +106,21 @@ class Caller:
     async def _called(self, incoming: Incoming, method: str, arguments: Mapping[str, Any]) -> Any:
         key = None if self._key is None else self._key.of(incoming.headers, incoming.held)
         resends = self._limits.resends if is_idempotent(incoming.method, incoming.headers) else 0
-        deadline = deadline_after(self._limits.timeout_s)
+        deadline, may_have_run = deadline_after(self._limits.timeout_s), False
         while True:
-            future = await _or_cancelled(
-                asyncio.to_thread(self._sent, method, arguments, key, left(deadline))
-            )
+            try:
+                future = await _or_cancelled(
+                    asyncio.to_thread(self._sent, method, arguments, key, left(deadline))
+                )
+            except CallError as error:
+                error.outcome = PERHAPS_RUN if may_have_run else error.outcome
+                raise
             try:
                 return (await future)[0]
             except WorkerFailureError as error:
                 if not resends or not has_died(error):
                     raise _told(error) from error
-                resends -= 1
+                resends, may_have_run = resends - 1, True
             except ResultTimeoutError as error:
                 future.cancel()
                 raise CallError(504, f"no result within {self._limits.timeout_s:g} s", PERHAPS_RUN) from error
@@ -136,6 +141,8 @@ class Caller:
             raise CallError(404, str(error)) from error
         except (TypeError, ValueError) as error:
             raise CallError(400, str(error)) from error
+        except WorkerGroupClosedError as error:  # also where the connection ended as it was being sent
+            raise CallError(503, str(error), PERHAPS_RUN) from error
         except WorkerGroupError as error:
             raise CallError(503, str(error)) from error
         if future.is_stream:

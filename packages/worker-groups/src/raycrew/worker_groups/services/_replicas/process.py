@@ -1,5 +1,6 @@
 """A server's process: started, listened to, and ended with all that it has started."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -15,9 +16,11 @@ import psutil
 from raycrew.worker_groups._on_nodes import Lookout, Process, kill, marked, process_of, runs
 from raycrew.worker_groups.services.errors import ServiceStartError
 
+logger = logging.getLogger(__name__)
+
 _TAIL_LINES = 40
 _LINE_BYTES = 4096
-_POLL_S = 0.02
+_POLL_S, _LOOK_S = 0.02, 0.2
 _KILL_S = 10.0
 
 
@@ -90,34 +93,46 @@ class ServerProcess:
         return True
 
     def listens_on(self, port: int) -> bool:
-        """Whether it, or a process that it has started, listens on a port."""
-        if self._listener is not None and _listens(self._listener, port):
-            return True
+        """Whether it, or a process that it has started, listens on a port; looks for all of these."""
         with suppress(OSError):  # the processes can't be read now
-            self._listener = next((member for member in self._members() if _listens(member, port)), None)
+            members = sorted(self._members(), key=lambda member: member != self._listener)
+            self._listener = next((member for member in members if _listens(member, port)), None)
             return self._listener is not None
         return False
 
     def end(self, grace_s: float) -> bool:
         """End it with all that it has started; whether nothing is left.
 
+        What has no mark of it is known only while its parents are there, so that is looked for before, too.
+
         Args:
             grace_s: How long it may take by itself, after a SIGTERM.
         """
         if grace_s > 0 and self.exit_code is None:
-            self._process.send_signal(signal.SIGTERM)
-            self.await_exit(grace_s)
+            self._end_by_itself(grace_s)
         deadline = time.monotonic() + _KILL_S
         while left := self._members():
             for process in left:
                 kill(process)
             self._process.poll()
             if time.monotonic() >= deadline:
+                logger.warning("processes of a server can't be ended: %s", [process.pid for process in left])
                 return False
             time.sleep(_POLL_S)
         self.await_exit(_KILL_S)
         self._listening.join(1.0)  # for its last words
         return True
+
+    def _end_by_itself(self, grace_s: float) -> None:
+        until = time.monotonic() + grace_s
+        with suppress(OSError):  # the processes can't be read now
+            self._members()
+        self._process.send_signal(signal.SIGTERM)
+        while not self.await_exit(max(min(_LOOK_S, until - time.monotonic()), 0.0)):
+            if time.monotonic() >= until:
+                return
+            with suppress(OSError):
+                self._members()
 
     def _members(self) -> list[Process]:
         self._lookout.look()
