@@ -321,5 +321,23 @@ def refuse_stream(value: Any) -> None:
         )
 
 
+def refuse_as_items(value: Any, who: str) -> None:
+    """Raise if what holds items is a future that is no list of results: its ObjectRefs are not what it gives.
+
+    Args:
+        value: What holds the items.
+        who: What it is called.
+
+    Raises:
+        TypeError: It is one, joined or a stream.
+    """
+    refuse_stream(value)
+    if isinstance(value, MultiWorkerFuture) and value._join is not None:  # noqa: SLF001 - of this module
+        raise TypeError(
+            f"{who} is the future of {value.group_name}.{value.method}, whose results are joined, and is no "
+            "list of them: give what its get_results() gives"
+        )
+
+
 def _rebuild(arguments: Sequence[Any], named: Mapping[str, Any]) -> MultiWorkerFuture[Any, Any]:
     return MultiWorkerFuture(*arguments, **named)
