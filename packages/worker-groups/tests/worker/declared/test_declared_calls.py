@@ -212,7 +212,7 @@ def test_a_joined_future_is_not_dealt_out_as_the_parts_of_its_result(group):
             list(ran(str, scored))
     with pytest.raises(TypeError, match=f"prompts {told}"):
         check_prompts(scored, None)
-    each = group.run_all_workers_multiple_data("take", scored.get_results() + [40])
+    each = group.run_all_workers_multiple_data("take", [*scored.get_results(), 40])
     assert each.get_results() == [10, 20, 30, 40]
     again = group.run_all_workers_multiple_data("take", each)
     assert again.get_results() == [10, 20, 30, 40], "what is not joined is one item for each rank"
