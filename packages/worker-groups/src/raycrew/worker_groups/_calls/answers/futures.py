@@ -41,7 +41,8 @@ class MultiWorkerFuture(Endings, Awaited[J], Generic[R, J]):
 
     `await` gives what `get_results()` does, and asyncio takes it wherever it takes a coroutine
     (`create_task`, `gather`, `wait_for`, `TaskGroup`), more than once as well. Cancelling a task that awaits
-    it cancels the calls, as `cancel()` does; behind `asyncio.shield` they go on.
+    it (or a task made of it, however early) cancels the calls, as `cancel()` does; behind `asyncio.shield`
+    they go on.
 
     Attributes:
         called_workers: Ranks that were called, one per ObjectRef.
@@ -256,7 +257,7 @@ class MultiWorkerFuture(Endings, Awaited[J], Generic[R, J]):
                 return value() if self._join is None else await in_thread(value)
             return await in_thread(self.get_results)
         except asyncio.CancelledError:
-            Thread(target=self._cancel_quietly, name="raycrew-cancel", daemon=True).start()
+            self._give_up()
             raise
 
     async def _quick(self) -> dict[int, R] | None:
@@ -267,6 +268,9 @@ class MultiWorkerFuture(Endings, Awaited[J], Generic[R, J]):
             return None
         self._note_taken(ok=True)
         return {rank: call.result() for rank, call in zip(self.called_workers, calls, strict=True)}
+
+    def _give_up(self) -> None:
+        Thread(target=self._cancel_quietly, name="raycrew-cancel", daemon=True).start()
 
     def _cancel_quietly(self) -> None:
         try:
