@@ -13,7 +13,6 @@ import ray
 from raycrew.worker_groups._calls import MultiWorkerFuture, refuse_stream
 from raycrew.worker_groups._ray import current_session
 
-
 _MOST_ENDED = 1000
 
 
