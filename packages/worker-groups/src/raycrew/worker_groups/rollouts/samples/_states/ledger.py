@@ -85,7 +85,7 @@ class Ledger:
             self._note_key(sample)
 
     def _note_key(self, sample: Sample) -> None:
-        if sample.key is not None and sample.key not in self.keys:
+        if sample.key is not None and sample.id > self.keys.newest:  # else it was noted, if perhaps forgotten
             self.keys.note(sample.key, sample.id)
 
     def clear(self) -> None:
