@@ -66,7 +66,10 @@ def test_a_shared_role_with_names_and_forks_beside_it(scheduler):
     assert names == own, "a second name has no processes of its own"
     forks = with_echo(scheduler, scheduler.fork_workers("reward", "actor"))
     assert [place[1:] for place in forks] == [place[1:] for place in own], "the same nodes and devices"
-    assert not {pid for pid, *_ in forks} & {pid for pid, *_ in own}
+    again = with_echo(scheduler, scheduler.fork_workers("judge", "reward"))
+    assert [place[1:] for place in again] == [place[1:] for place in own], "of a fork, too"
+    forks += again
+    assert len({pid for pid, *_ in own + forks}) == 6
     assert not is_all_free()
 
     workers = [one for role in ("actor", "reward") for one in scheduler.get_workers(role)]

@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from patience import PATIENCE_S, eventually
 
 from raycrew.worker_groups.scheduling import (
     EngineCallError,
@@ -166,6 +167,21 @@ def test_an_engine_that_leaves_ends_no_worker(server, call):
 def test_which_calls_have_begun_is_known(server, call):
     call("say")
     assert (server.has_begun("1"), server.has_begun("2")) == (True, False)
+
+
+def test_calls_under_way_stay_known_and_those_that_ended_long_ago_may_have_begun(server, tmp_path):
+    server.create_engine(ECHO, "a")
+    with ThreadPoolExecutor(1) as thread:
+        server.create_engine(ECHO, "b")
+        under_way = thread.submit(server.call, ["b", "wait", None, "me-5"], tmp_path / "gate")
+        eventually(lambda: server.has_begun("me-5"), "it has begun")
+        for number in range(10, 1012):
+            server.call(["a", "say", None, f"they-{number}"])
+        told = {number: server.has_begun(f"they-{number}") for number in (9, 10, 11, 12, 1011, 1012)}
+        assert told == {9: True, 10: True, 11: True, 12: True, 1011: True, 1012: False}
+        assert (server.has_begun("me-5"), server.has_begun("me-4")) == (True, False)
+        (tmp_path / "gate").touch()
+        under_way.result(PATIENCE_S)
 
 
 def test_engines_end_the_newest_first_and_all_of_them(server, tmp_path):

@@ -3,6 +3,7 @@
 import asyncio
 import pickle
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import ClassVar
@@ -417,12 +418,15 @@ class Unreachable(InProcessGroup):
     """Workers that can't be reached for some calls, before those begin, or after they have returned."""
 
     drops: ClassVar[list[str]] = []
+    others_call: ClassVar[Callable[[], object]]
 
     def _deliver(self, dispatch, timeout):
         if dispatch.method.name != "call" or not self.drops:
             return super()._deliver(dispatch, timeout)
-        if self.drops.pop() == "after":
+        if (when := self.drops.pop()) != "before":
             super()._deliver(dispatch, timeout).get_results()
+        if when == "long after":
+            self.others_call()
         raise WorkerFailureError("out of reach", cause=ActorUnavailableError("out of reach", None))
 
 
@@ -430,6 +434,7 @@ def counted_past(drops, cluster):
     """What a call that counts gives, past what is lost, and how often it ran."""
     with RayScheduler(cluster, group_class=Unreachable, call_timeout_s=PATIENCE_S) as scheduler:
         (one,) = with_echo(scheduler, scheduler.create_workers(job("actor", 1)))
+        Unreachable.others_call = lambda _: [scheduler.call_engine(one, "say") for _ in range(1001)]
         Unreachable.drops[:] = drops
         try:
             told = scheduler.call_engine(one, "count")
@@ -443,6 +448,7 @@ def test_a_call_is_sent_again_only_if_it_surely_never_began(cluster):
     assert counted_past(["before"], cluster) == (1, 1)
     assert counted_past(["before", "before"], cluster) == (1, 1)
     assert counted_past(["after"], cluster) == ("failed", 1)
+    assert counted_past(["long after"], cluster) == ("failed", 1)
     assert counted_past(["before"] * 3, cluster) == ("failed", 0)
 
 

@@ -15,7 +15,10 @@ class Answer(Awaited):
 
     def __init__(self):
         self.known = asyncio.Event()
-        self.heard = []
+        self.heard, self.n_given_up = [], 0
+
+    def _give_up(self):
+        self.n_given_up += 1
 
     def __await__(self):
         try:
@@ -50,6 +53,19 @@ def test_a_cancelled_task_is_told_where_it_waits_and_the_others_go_on():
 
     heard, value = asyncio.run(cancel_one())
     assert ([str(error) for error in heard], value) == (["enough"], 42)
+
+
+def test_a_task_that_is_cancelled_before_its_first_step_gives_the_answer_up():
+    async def cancel_one():
+        answer = Answer()
+        lost, kept = asyncio.create_task(answer), asyncio.create_task(answer)
+        lost.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await lost
+        answer.known.set()
+        return await kept, answer.n_given_up, answer.heard
+
+    assert asyncio.run(cancel_one()) == (42, 1, [])
 
 
 def test_what_is_thrown_the_old_way_is_raised_where_the_task_waits():

@@ -1,11 +1,12 @@
 import asyncio
 import os
 import signal
+import threading
 from itertools import pairwise
 
 import pytest
 import ray
-from patience import eventually
+from patience import PATIENCE_S, eventually
 from workers import AsyncWorker, Worker
 
 from raycrew.cluster_core import RayVirtualCluster
@@ -179,6 +180,32 @@ def test_calls_that_have_not_begun_can_be_cancelled_and_later_ones_are_answered(
     assert busy.get_results() == [0, 1, 2]
     busy.cancel()
     assert busy.get_results() == [0, 1, 2]
+
+
+def test_calls_are_cancelled_by_a_task_that_never_began_to_await_them(group, gate):
+    group.call("keep", "before").get_results()
+    busy = group.call("wait_for", str(gate))
+    given_up = [group.call("keep", "cancelled"), group.call("keep", "late"), group.call("count_to", 2)]
+
+    async def give_up():
+        for future in (given_up[0], given_up[2]):
+            task = asyncio.create_task(future)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(given_up[1], 0)
+
+    asyncio.run(give_up())
+    cancelling = [one for one in threading.enumerate() if one.name == "raycrew-cancel"]
+    for thread in cancelling:
+        thread.join(PATIENCE_S)
+    after = group.call("get_kept")
+    gate.touch()
+    assert (busy.get_results(), after.get_results()) == ([0, 1, 2], ["before"] * 3)
+    for future in given_up:
+        with pytest.raises(WorkerFailureError, match="cancelled before it began"):
+            future.get_results()
 
 
 def test_workers_of_other_nodes_are_told_by_a_task_there(group, gate, monkeypatch):

@@ -28,6 +28,9 @@ class Stream:
     def __next__(self):
         return next(self.items)
 
+    def completed(self):
+        return self
+
 
 class Connection:
     """Gives what a reference stands for, sometimes slowly, sometimes not at all."""
@@ -82,6 +85,66 @@ def test_all_threads_that_read_a_broken_stream_hear_of_it(connect, monkeypatch):
         reading = [threads.submit(future.get_results) for _ in range(4)]
         errors = [one.exception(PATIENCE_S) for one in reading]
     assert [type(error) for error in errors] == [WorkerFailureError] * 4
+
+
+class HalfHung:
+    """Rank 0 fails once it is let, and rank 1 gives nothing until all is over."""
+
+    def __init__(self):
+        self.may_fail, self.is_hanging, self.is_over = (threading.Event() for _ in range(3))
+        self.failing = Stream([ValueError("broken")])
+
+    def await_some(self, streams, *_):
+        if self.failing in streams:
+            self.may_fail.wait(PATIENCE_S)
+            return [self.failing]
+        self.is_hanging.set()
+        self.is_over.wait(2 * PATIENCE_S)
+        return streams[:1]
+
+    def future(self):
+        return MultiWorkerFuture([self.failing, Stream([])], [0, 1], is_stream=True, method="count")
+
+
+@pytest.fixture
+def half_hung(connect, monkeypatch):
+    connect(Connection())
+    made = HalfHung()
+    monkeypatch.setattr(gathering, "await_some", made.await_some)
+    monkeypatch.setattr(gathering, "settle", lambda *_: Settled())
+    yield made
+    made.is_over.set()
+
+
+@pytest.mark.hostile
+def test_a_failure_is_told_to_whoever_waited_behind_the_reader_that_heard_of_it(half_hung, monkeypatch):
+    is_behind, future = threading.Event(), half_hung.future()
+    monkeypatch.setattr(telling, "check_session", lambda *_: is_behind.set())  # now and then
+    with ThreadPoolExecutor(2) as threads:
+        reading = [threads.submit(future.get_results) for _ in range(2)]
+        assert is_behind.wait(PATIENCE_S)
+        half_hung.may_fail.set()
+        try:
+            errors = [one.exception(PATIENCE_S) for one in reading]
+        finally:
+            half_hung.is_over.set()
+    assert [type(error) for error in errors] == [WorkerFailureError] * 2
+
+
+@pytest.mark.hostile
+def test_a_failure_is_told_while_somebody_waits_for_all_outcomes(half_hung):
+    future = half_hung.future()
+    half_hung.may_fail.set()
+    with ThreadPoolExecutor(2) as threads:
+        all_of_them = threads.submit(future.get_results, return_exceptions=True)
+        assert half_hung.is_hanging.wait(PATIENCE_S)
+        try:
+            error = threads.submit(future.get_results).exception(PATIENCE_S)
+        finally:
+            half_hung.is_over.set()
+        outcomes = all_of_them.result(PATIENCE_S)
+    assert (type(error), error.pending) == (WorkerFailureError, (1,))
+    assert (type(outcomes[0]), outcomes[1]) == (WorkerFailureError, [])
 
 
 @pytest.mark.hostile

@@ -51,6 +51,20 @@ def test_the_oldest_key_is_forgotten_for_a_new_one():
         assert queue.known(["a", "b", "c"]) == ["a", "c"]
 
 
+def test_a_key_that_was_forgotten_takes_no_others_place_after_a_broken_off_operation(monkeypatch):
+    with SampleQueue(["tokens"], max_keys=2) as queue:
+        put(queue, "a", "b", "c")
+        batch = queue.get(3)
+        batch.done([1, 2])
+        batch.give_back()
+        with monkeypatch.context() as patched:
+            patched.setattr(queue._channel._keeper._ledger, "put", lambda samples: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                put(queue, "d")
+        assert queue.known(["a", "b", "c"]) == ["b", "c"]
+        assert put(queue, "c") == [2] and queue.stats().held == 1
+
+
 @pytest.mark.parametrize(
     ("keys", "error", "message"),
     [
@@ -105,6 +119,34 @@ def test_a_put_that_was_broken_off_and_made_again_is_there_once(tmp_path, monkey
         assert put(queue, "a") == [sample]
     with SampleQueue(["tokens"], directory=tmp_path) as queue:
         assert tokens_of(queue) == ["of a"] and put(queue, "a") == [sample]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "held", "known"),
+    [(1, 100, 3, ["a"]), (1, None, 3, ["a"]), (100, 1, 2, ["b"]), (None, 2, 2, ["a", "b"])],
+)
+def test_a_folder_keeps_its_samples_whatever_number_of_keys_is_remembered(
+    tmp_path, before, after, held, known
+):
+    with SampleQueue(["tokens"], directory=tmp_path, max_keys=before) as queue:
+        assert [put(queue, key) for key in "aba"] == [[0], [1], [0 if held == 2 else 2]]
+    for _ in range(2):
+        with SampleQueue(["tokens"], directory=tmp_path, max_keys=after) as queue:
+            assert queue.stats().held == held
+            assert queue.known(["a", "b"]) == known
+
+
+def test_a_put_that_was_broken_off_counts_once_whoever_reopens_its_folder(tmp_path, monkeypatch):
+    with SampleQueue(["tokens"], directory=tmp_path) as queue:
+        with monkeypatch.context() as patched:
+            patched.setattr(queue._channel._keeper._ledger, "put", lambda samples: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                put(queue, "a")
+        put(queue, "b", "a")
+        assert queue.stats().produced == 2
+    with SampleQueue(["tokens"], directory=tmp_path, max_keys=1) as queue:
+        stats = queue.stats()
+        assert (stats.produced, stats.held, sorted(tokens_of(queue))) == (2, 2, ["of a", "of b"])
 
 
 def test_the_keys_of_samples_that_are_held_are_found_again_after_a_broken_off_put(monkeypatch):

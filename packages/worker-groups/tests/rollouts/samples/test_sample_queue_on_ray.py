@@ -137,6 +137,26 @@ def test_coroutines_share_a_queue(queue):
     asyncio.run(main())
 
 
+def test_a_put_that_was_cancelled_while_it_waited_is_not_done_later(queue):
+    def is_in_line():
+        try:
+            queue.put({"tokens": [0], "reward": [0]}, version=0, timeout_s=0)
+        except SampleQueueTimeoutError as full:
+            return "1 others wait for room before" in str(full)
+
+    async def give_up():
+        late = asyncio.create_task(queue.put_async({"tokens": ["late"], "reward": [0]}, version=0))
+        await asyncio.to_thread(eventually, is_in_line, "it waits for room in the actor")
+        late.cancel()
+        await asyncio.gather(late, return_exceptions=True)
+
+    queue.put({"tokens": range(8), "reward": range(8)}, version=0)
+    asyncio.run(give_up())
+    queue.get(8).done()
+    queue.put({"tokens": ["next"], "reward": [0]}, version=0, timeout_s=60)
+    assert (queue.get(1)["tokens"], queue.stats().produced) == (["next"], 9)
+
+
 def test_a_queue_whose_actor_died_says_so_and_its_folder_goes_on(local_ray, tmp_path):
     queue = SampleQueue.on_ray(COLUMNS, directory=tmp_path / "queue")
     queue.put({"tokens": [1, 2, 3], "reward": [0, 0, 0]}, version=4)

@@ -3,6 +3,7 @@
 import gc
 import sys
 import weakref
+from collections import Counter
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -87,6 +88,20 @@ def test_an_observer_that_fails_does_not_have_a_put_look_undone(queue, monkeypat
     monkeypatch.setattr(observed, "by", SimpleNamespace(counted=fail, spanned=lambda span: None))
     assert queue.put({"tokens": [1]}, version=0) == [0]
     assert "no metrics today" in caplog.text
+
+
+def test_what_an_earlier_process_has_told_of_is_not_counted_again(monkeypatch, tmp_path):
+    counts = Counter()
+    observer = SimpleNamespace(
+        counted=lambda name, labels, n: counts.update({labels.get("what"): n}), spanned=lambda span: None
+    )
+    monkeypatch.setattr(observed, "by", observer)
+    for _ in range(3):
+        with SampleQueue(["tokens"], directory=tmp_path) as queue:
+            queue.put({"tokens": [1]}, version=0)
+            queue.get(1).done()
+            stats = queue.stats()
+    assert (counts["produced"], counts["consumed"]) == (stats.produced, stats.consumed) == (3, 3)
 
 
 @pytest.mark.hostile

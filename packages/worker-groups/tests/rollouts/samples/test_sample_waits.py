@@ -5,6 +5,7 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from patience import PATIENCE_S
 
 from raycrew.worker_groups.errors import SampleQueueEndedError, SampleQueueTimeoutError
 from raycrew.worker_groups.rollouts.samples import SampleQueue
@@ -165,6 +166,75 @@ def test_at_the_end_a_too_old_sample_that_lacks_another_column_is_waited_for(res
         rescoring.add(ids, {"reward": [1]})
     score(rescoring, 5)
     assert rescoring.get(1, max_staleness=1, timeout_s=0)["logprobs"] == ["anew"]
+
+
+def test_a_version_that_a_put_tells_of_while_it_waits_is_heard_by_whoever_waits_for_samples():
+    async def main():
+        producers = [asyncio.create_task(queue.put_async({"tokens": [3]}, version=0))]
+        await asyncio.sleep(0)  # and nothing changes with a second one, as the queue is full already
+        trainer = asyncio.create_task(queue.get_async(2, max_staleness=0))
+        scorer = asyncio.create_task(queue.get_async(1, adds=["logprobs"], columns=["reward"]))
+        await asyncio.sleep(0)
+        producers.append(asyncio.create_task(queue.put_async({"tokens": [4]}, version=1)))
+        async with asyncio.timeout(PATIENCE_S):
+            batch = await scorer
+        assert batch.ids == [0]
+        for task in (*producers, trainer):
+            task.cancel()
+        await asyncio.gather(*producers, trainer, return_exceptions=True)
+
+    columns = ["tokens", "logprobs", "reward"]
+    with SampleQueue(columns, stale="rescore", rescored=["logprobs"], max_samples=2) as queue:
+        queue.put({"tokens": [1], "logprobs": ["old"], "reward": [0]}, version=0)
+        queue.put({"tokens": [2], "logprobs": ["old"]}, version=0)
+        asyncio.run(main())
+
+
+def test_who_scores_is_not_told_of_the_end_while_samples_may_still_become_too_old(rescoring):
+    async def main():
+        trainer = asyncio.create_task(rescoring.get_async(2, max_staleness=1))
+        await asyncio.sleep(0)
+        rescoring.end()
+        scorer = asyncio.create_task(rescoring.get_async(1, adds=["logprobs"], columns=["reward"]))
+        await asyncio.sleep(0)
+        assert not scorer.done() and not trainer.done()
+        rescoring.advance(2)
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await scorer).ids == [0]
+        trainer.cancel()
+
+    rescoring.put({"tokens": [1], "logprobs": ["old"], "reward": [0]}, version=0)
+    rescoring.put({"tokens": [2], "logprobs": ["old"]}, version=0)
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("wanted", ["parts", "rewards"])
+def test_at_the_end_nobody_waits_for_what_is_scored_anew_and_can_not_be_theirs(rescoring, wanted):
+    rescoring.put({"tokens": [1], "logprobs": ["old"], "reward": [0]}, version=0)
+    rescoring.advance(2)
+    with pytest.raises(SampleQueueTimeoutError):
+        rescoring.get(1, max_staleness=0, timeout_s=0)
+    rescoring.end()
+    with pytest.raises(SampleQueueEndedError):
+        if wanted == "parts":
+            rescoring.resume(1, timeout_s=0)
+        else:
+            rescoring.get(1, adds=["reward"], timeout_s=0)
+
+
+def test_prompts_are_of_no_age_until_they_have_tokens():
+    with SampleQueue(["tokens"], stale="drop") as queue:
+        queue.put({"tokens": [[], [1]]}, version=0, lengths=[0, 1], partial=True)
+        queue.put({"tokens": [[]]}, version=0, lengths=[0])
+        queue.advance(9)
+        assert queue.discard(5) == 2, "a part of a rollout, and a sample without tokens"
+        with queue.resume(1, max_staleness=0, timeout_s=0) as prompts:
+            assert (prompts.ids, prompts.versions_behind) == ([0], [0])
+            queue.end()
+            with pytest.raises(SampleQueueTimeoutError):  # it may come, and be young
+                queue.get(1, max_staleness=0, timeout_s=0)
+            prompts.put({"tokens": [[1]]}, version=9, lengths=[1])
+        assert queue.get(1, max_staleness=0, timeout_s=0).versions_behind == [0]
 
 
 def test_parts_of_rollouts_are_not_scored_before_they_are_whole(rescoring):

@@ -6,9 +6,17 @@ import pytest
 from declared_workers import Array, Batch, Dealt, Decorated, Handle, Overriding, Policy
 
 from raycrew.cluster_core.testing import FakeCluster
-from raycrew.worker_groups import NamedSharding, ResultJoinError, WorkerFailureError
+from raycrew.worker_groups import (
+    LoadBalancer,
+    NamedSharding,
+    ResultJoinError,
+    WorkerFailureError,
+    fan_out,
+    fan_out_as_completed,
+)
 from raycrew.worker_groups._calls.encoding import Packer
 from raycrew.worker_groups._worker.declared.splitting import split_rows
+from raycrew.worker_groups.rollouts._engine import check_prompts
 from raycrew.worker_groups.testing import InProcessFuture, InProcessGroup
 
 GRID = NamedSharding([[0, 1], [2, 3]], ["dp", "tp"])
@@ -184,6 +192,30 @@ def test_a_future_is_passed_on_as_what_its_results_are(group, options):
     assert [ref.result() for ref in sent.refs] == future.get_results()
     leaders = group.run_all_workers_single_data("rank", 1, run_rank_0_only_axes=["tp"])
     assert [ref.result() for ref in Packer(None).pack([leaders])[0].refs] == leaders.get_results() == [0, 2]
+
+
+@pytest.mark.hostile
+def test_a_joined_future_is_not_dealt_out_as_the_parts_of_its_result(group):
+    scored = group.call(Policy.score, [1, 2, 3])
+    told = r"is the future of Policy.score, .*: give what its get_results\(\) gives"
+    for options in ({}, {"only_on": "tied_leader"}):
+        with pytest.raises(TypeError, match=f"argument 0 {told}"):
+            group.run_all_workers_multiple_data("take", scored, **options)
+    with pytest.raises(TypeError, match=f"argument 'value' {told}"):
+        group.run_all_workers_sharded_data("take", value=scored, in_sharded_axes=["tp"])
+    balancer = LoadBalancer(group)
+    for spread in (balancer.map, balancer.as_completed):
+        with pytest.raises(TypeError, match=f"items {told}"):
+            list(spread("take", scored))
+    for ran in (fan_out, fan_out_as_completed):
+        with pytest.raises(TypeError, match=f"items {told}"):
+            list(ran(str, scored))
+    with pytest.raises(TypeError, match=f"prompts {told}"):
+        check_prompts(scored, None)
+    each = group.run_all_workers_multiple_data("take", [*scored.get_results(), 40])
+    assert each.get_results() == [10, 20, 30, 40]
+    again = group.run_all_workers_multiple_data("take", each)
+    assert again.get_results() == [10, 20, 30, 40], "what is not joined is one item for each rank"
 
 
 class QuickFuture(InProcessFuture):

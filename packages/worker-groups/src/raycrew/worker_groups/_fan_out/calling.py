@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from rich.progress import Progress
 
-from raycrew.worker_groups._calls import Results
+from raycrew.worker_groups._calls import Results, refuse_as_items
 from raycrew.worker_groups._fan_out.ahead import have_ready
 from raycrew.worker_groups._fan_out.batches import BatchSizer
 from raycrew.worker_groups._fan_out.outcomes import (
@@ -285,6 +285,7 @@ def _check_function(name: str, fn: object) -> None:
 
 
 def _check_items(items: object) -> None:
+    refuse_as_items(items, "items")
     if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
         raise TypeError(f"items must be an iterable of items, not {type(items).__name__}")
 

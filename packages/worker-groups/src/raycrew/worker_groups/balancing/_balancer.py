@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping, 
 from numbers import Integral
 from typing import Any, Concatenate, TypeVar, overload
 
-from raycrew.worker_groups._calls import MultiWorkerFuture, Results, method_name
+from raycrew.worker_groups._calls import MultiWorkerFuture, Results, method_name, refuse_as_items
 from raycrew.worker_groups._worker import AsyncOrDeclared, SyncMethod
 from raycrew.worker_groups.balancing._strategies import WorkerLoad, key_bytes, strategy_of
 from raycrew.worker_groups.balancing._stream import GoneWorkerError, Stream
@@ -267,6 +267,7 @@ class LoadBalancer(Workload):
         timeout: float | None,
         common_kwargs: Mapping[str, Any] | None,
     ) -> Stream[Sent]:
+        refuse_as_items(items, "items")
         calls = StreamedCalls(self, method_name(method), timeout, dict(common_kwargs or {}))
         return Stream(calls, self._strategy, items, key or _itself, max_outstanding, window)
 

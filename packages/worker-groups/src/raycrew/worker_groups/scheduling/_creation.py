@@ -88,7 +88,7 @@ class Creation:
                 site = Site(group.places_beside(), [[rank] for rank in ranks])
                 makers.append(partial(self._started, plan, site, deadline, devices))
                 first += len(ranks)
-            return self._role(job, _all_or_none(makers), deadline)
+            return self._role(job, _all_or_none(makers), deadline, [seat.devices for seat in seats])
 
     @staticmethod
     def second_name(job: Job, target: Role) -> Role:
@@ -135,18 +135,25 @@ class Creation:
         return Part(group, site.release)
 
     @staticmethod
-    def _role(job: Job, parts: Sequence[Part], deadline: float | None) -> Role:
+    def _role(
+        job: Job, parts: Sequence[Part], deadline: float | None, devices: Sequence[Mapping[str, str]] = ()
+    ) -> Role:
         with ExitStack() as undo:
             undo.callback(end_parts, parts, None, force=True)
-            role = Role(job, _seats(job, [part.group for part in parts], deadline), parts)
+            role = Role(job, _seats(job, [part.group for part in parts], deadline, devices), parts)
             undo.pop_all()
         return role
 
 
-def _seats(job: Job, groups: Sequence[WorkerGroup], deadline: float | None) -> list[Seat]:
+def _seats(
+    job: Job, groups: Sequence[WorkerGroup], deadline: float | None, devices: Sequence[Mapping[str, str]]
+) -> list[Seat]:
+    """The seats of a role; which devices each sees is asked of the workers, where that is not known."""
     places = [(group, rank) for group in groups for rank in range(group.world_size)]
-    devices: list[Mapping[str, str]] = [{}] * len(places)
     ranks = [info for group in groups for info in group.ranks]
+    if devices:
+        return [Seat(*place, own) for place, own in zip(places, devices, strict=True)]
+    devices = [{}] * len(places)
     if any(spec.gpu for spec in job.specs) or any(info.device_index is not None for info in ranks):
         asked = [group.call(RayRPCServer.visible_devices) for group in groups]
         devices = [told for answer in asked for told in answer.get_results(timeout=left(deadline))]

@@ -1,15 +1,59 @@
-"""What a method of an engine returns: the value, or what will be one, which is waited for."""
+"""What becomes of an engine's calls: which have begun, and what they give, also where that is waited for."""
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 import ray
 
 from raycrew.worker_groups._calls import MultiWorkerFuture, refuse_stream
 from raycrew.worker_groups._ray import current_session
+
+_MOST_ENDED = 1000
+
+
+class Begun:
+    """Which calls have begun: all that are under way, and the last thousand of those that have ended.
+
+    Senders count their calls (`sender-7`): what may have been forgotten is told to have begun. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._under_way: set[str] = set()
+        self._ended: dict[str, None] = {}  # in order
+        self._forgotten: dict[str, int] = {}
+        self._lock = Lock()
+
+    def __contains__(self, number: str) -> bool:
+        sender, count = _counted(number)
+        with self._lock:
+            known = number in self._under_way or number in self._ended
+            return known or count <= self._forgotten.get(sender, -1)
+
+    @contextmanager
+    def under_way(self, number: str) -> Iterator[None]:
+        """Within, a call runs."""
+        with self._lock:
+            self._under_way.add(number)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._under_way.discard(number)
+                self._ended[number] = None
+                if len(self._ended) > _MOST_ENDED:
+                    sender, count = _counted(oldest := next(iter(self._ended)))
+                    del self._ended[oldest]
+                    self._forgotten[sender] = max(count, self._forgotten.get(sender, 0))
+
+
+def _counted(number: str) -> tuple[str, int]:
+    sender, _, count = number.rpartition("-")
+    return sender, int(count) if count.isdecimal() else 0
 
 
 class _LeftError(Exception):

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -10,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from raycrew.cluster_core import PortLease, lease_ports, visible_devices
 from raycrew.worker_groups._worker import as_portable, check_env_vars, import_class
-from raycrew.worker_groups.scheduling._results import awaited
+from raycrew.worker_groups.scheduling._results import Begun, awaited
 from raycrew.worker_groups.scheduling.errors import (
     EngineCallError,
     EngineCreationError,
@@ -21,7 +20,6 @@ from raycrew.worker_groups.scheduling.errors import (
 )
 
 _ENDINGS = ("destroy", "close", "shutdown")
-
 
 #: Positional and keyword arguments of a call.
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -62,7 +60,7 @@ class RayRPCServer:
         self._owners: dict[str, str] = {}
         self._leases: list[tuple[str, PortLease]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._begun: deque[str] = deque(maxlen=1000)
+        self._begun = Begun()
 
     def ping(self) -> list[str]:
         """The names of the engines, once this worker has time to answer."""
@@ -162,10 +160,10 @@ class RayRPCServer:
             Exception: Whatever else the method raises.
         """
         name, method, timeout_s, number = what
-        self._begun.append(number)
-        bound = self._bound(name, method)
-        with _told_as_of_an_engine():
-            return awaited(bound(*args, **kwargs), timeout_s, self._own_loop)
+        with self._begun.under_way(number):
+            bound = self._bound(name, method)
+            with _told_as_of_an_engine():
+                return awaited(bound(*args, **kwargs), timeout_s, self._own_loop)
 
     def call_with_peers(
         self,
@@ -206,7 +204,7 @@ class RayRPCServer:
         return bound  # type: ignore[no-any-return]
 
     def has_begun(self, number: str) -> bool:
-        """Whether a call of this number is among the last thousand."""
+        """Whether a call of this number has begun, or may have, so long ago that it was forgotten."""
         return number in self._begun
 
     def end_role(self, owner: str) -> None:

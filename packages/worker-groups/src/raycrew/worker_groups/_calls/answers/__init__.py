@@ -12,7 +12,12 @@ from raycrew.worker_groups._calls.answers.failures import (
     start_timeout,
     words,
 )
-from raycrew.worker_groups._calls.answers.futures import MultiWorkerFuture, refuse_stream, wait_any
+from raycrew.worker_groups._calls.answers.futures import (
+    MultiWorkerFuture,
+    refuse_as_items,
+    refuse_stream,
+    wait_any,
+)
 from raycrew.worker_groups._calls.answers.recovery import Recovery
 from raycrew.worker_groups._calls.answers.results import Results, in_thread, uninterrupted
 from raycrew.worker_groups._calls.answers.waiting import (
@@ -38,6 +43,7 @@ __all__ = [
     "left",
     "log_tail",
     "parts_of",
+    "refuse_as_items",
     "refuse_stream",
     "settle",
     "start_timeout",

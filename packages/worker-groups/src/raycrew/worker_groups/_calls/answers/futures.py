@@ -41,7 +41,8 @@ class MultiWorkerFuture(Endings, Awaited[J], Generic[R, J]):
 
     `await` gives what `get_results()` does, and asyncio takes it wherever it takes a coroutine
     (`create_task`, `gather`, `wait_for`, `TaskGroup`), more than once as well. Cancelling a task that awaits
-    it cancels the calls, as `cancel()` does; behind `asyncio.shield` they go on.
+    it (or a task made of it, however early) cancels the calls, as `cancel()` does; behind `asyncio.shield`
+    they go on.
 
     Attributes:
         called_workers: Ranks that were called, one per ObjectRef.
@@ -256,7 +257,7 @@ class MultiWorkerFuture(Endings, Awaited[J], Generic[R, J]):
                 return value() if self._join is None else await in_thread(value)
             return await in_thread(self.get_results)
         except asyncio.CancelledError:
-            Thread(target=self._cancel_quietly, name="raycrew-cancel", daemon=True).start()
+            self._give_up()
             raise
 
     async def _quick(self) -> dict[int, R] | None:
@@ -267,6 +268,9 @@ class MultiWorkerFuture(Endings, Awaited[J], Generic[R, J]):
             return None
         self._note_taken(ok=True)
         return {rank: call.result() for rank, call in zip(self.called_workers, calls, strict=True)}
+
+    def _give_up(self) -> None:
+        Thread(target=self._cancel_quietly, name="raycrew-cancel", daemon=True).start()
 
     def _cancel_quietly(self) -> None:
         try:
@@ -318,6 +322,24 @@ def refuse_stream(value: Any) -> None:
         raise TypeError(
             f"{value.group_name}.{value.method} is a generator method: its items come to the caller, and "
             "are no future that can be passed on; pass what get_results() gives"
+        )
+
+
+def refuse_as_items(value: Any, who: str) -> None:
+    """Raise if what holds items is a future that is no list of results: its ObjectRefs are not what it gives.
+
+    Args:
+        value: What holds the items.
+        who: What it is called.
+
+    Raises:
+        TypeError: It is one, joined or a stream.
+    """
+    refuse_stream(value)
+    if isinstance(value, MultiWorkerFuture) and value._join is not None:  # noqa: SLF001 - of this module
+        raise TypeError(
+            f"{who} is the future of {value.group_name}.{value.method}, whose results are joined, and is no "
+            "list of them: give what its get_results() gives"
         )
 
 

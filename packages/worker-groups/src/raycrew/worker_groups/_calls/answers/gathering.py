@@ -54,19 +54,26 @@ class Gathering(Telling):
     _turns: threading.Lock
 
     @contextmanager
-    def _turn(self, deadline: float | None = None) -> Iterator[None]:
+    def _turn(
+        self, deadline: float | None = None, unless: Callable[[], bool] = lambda: False
+    ) -> Iterator[bool]:
         """Alone among the threads that wait for this, as long as that thread wants its results.
+
+        Gives whether it is: not where `unless` has come true meanwhile, for which nobody is waited for.
 
         Raises:
             ResultTimeoutError: Another one has its turn for too long.
         """
         while not self._turns.acquire(timeout=_LOOK_S):
+            if unless():
+                yield False
+                return
             self._check()
             Session.check_wanted()
             if left(deadline) == 0.0:
                 raise self._timed_out(self.called_workers)
         try:
-            yield
+            yield not unless()
         finally:
             self._turns.release()
 
@@ -206,11 +213,12 @@ class Gathering(Telling):
         if self.is_stream:
             with suppress(ResultTimeoutError):
                 while self._open_streams:
-                    self._take_in(deadline, len(self._arrived))
+                    self._take_in(deadline, lambda: not self._open_streams)
             found: dict[int, Any] = {rank: [] for rank in self.called_workers}
             for rank, item in self._arrived:
                 found[rank].append(item)
-            errors, pending = self._broken, list(self._open_streams)
+            errors = dict(self._broken)
+            pending = [rank for rank in list(self._open_streams) if rank not in errors]
         else:
             ranks = self.called_workers
             settled = settle(list(self), deadline, self._check, grace_s=math.inf)
@@ -230,6 +238,10 @@ class Gathering(Telling):
     def _stream(self, deadline: float | None) -> Iterator[tuple[int, Any]]:
         """Items that came before, whoever took them in, then new ones as they come."""
         given = 0
+
+        def has_news() -> bool:
+            return len(self._arrived) > given or bool(self._broken) or not self._open_streams
+
         while True:
             while given < len(self._arrived):
                 given += 1
@@ -240,22 +252,25 @@ class Gathering(Telling):
                 if given == len(self._arrived):
                     return
                 continue
-            self._take_in(deadline, given)
+            self._take_in(deadline, has_news)
 
     def _what_broke(self) -> Settled:
-        """Once one stream is broken, others get a moment to break too, for they may be the cause."""
-        with self._turn():
-            if not self._looked and not any(map(is_death, self._broken.values())):
-                ranks = list(self._open_streams)
-                ends = [self._open_streams[rank].completed() for rank in ranks]
-                self._broken |= by_rank(settle(ends, deadline_after(GRACE_S), self._check), ranks).errors
-                self._looked = True
-        return Settled(errors=self._broken, pending=sorted(self._open_streams.keys() - self._broken))
+        """Once one stream is broken, others get a moment to break too, for they may be the cause.
 
-    def _take_in(self, deadline: float | None, given: int) -> None:
-        """One more item, or the end of a stream, unless more than `given` have arrived meanwhile."""
-        with self._turn(deadline):
-            if len(self._arrived) > given or not self._open_streams:
+        This waits for no turn: whoever waits for all outcomes may have that for long.
+        """
+        if not self._looked and not any(map(is_death, list(self._broken.values()))):
+            streams = dict(self._open_streams)
+            ends = [stream.completed() for stream in streams.values()]
+            self._broken |= by_rank(settle(ends, deadline_after(GRACE_S), self._check), list(streams)).errors
+            self._looked = True
+        errors = dict(self._broken)
+        return Settled(errors=errors, pending=sorted(self._open_streams.keys() - errors))
+
+    def _take_in(self, deadline: float | None, has_news: Callable[[], bool]) -> None:
+        """One more item, or the end of a stream, unless others have brought news meanwhile."""
+        with self._turn(deadline, has_news) as is_own:
+            if not is_own:
                 return
             rank = next(iter(self._next), None)
             if rank is None:

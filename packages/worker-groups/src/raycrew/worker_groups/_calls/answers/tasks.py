@@ -12,7 +12,8 @@ R_co = TypeVar("R_co", covariant=True)
 class Awaited(Coroutine[Any, Any, R_co]):
     """An awaitable of which tasks can be made, as of a coroutine, and any number of them.
 
-    Each task walks through an `__await__` of its own.
+    Each task walks through an `__await__` of its own; where it is cancelled before its first step, that is
+    not entered, and `_give_up` is called in its place.
     """
 
     _walks: WeakKeyDictionary[asyncio.Task[Any], Generator[Any, Any, R_co]] | None = None
@@ -28,11 +29,17 @@ class Awaited(Coroutine[Any, Any, R_co]):
         trace: TracebackType | None = None,
     ) -> Any:
         """Raise something where the current task waits."""
+        begun = list(self._walks or ())
         walk = self._walk()
+        if asyncio.current_task() not in begun:
+            self._give_up()
         return walk.throw(kind) if value is None and trace is None else walk.throw(kind, value, trace)
 
     def close(self) -> None:
         """Nothing is held that a task would not end by itself."""
+
+    def _give_up(self) -> None:
+        """A task that is cancelled never began to wait."""
 
     def _walk(self) -> Generator[Any, Any, R_co]:
         task = asyncio.current_task()

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from raycrew.worker_groups._calls.answers import refuse_as_items
 from raycrew.worker_groups._worker import is_shardable
 
 
@@ -34,8 +35,9 @@ def split(value: Any, n: int, what: str, who: str) -> Sequence[Any]:
     """The items of an argument, for `n` ranks or whatever `what` says.
 
     Raises:
-        TypeError: It has none.
+        TypeError: It has none, or is a future whose results are joined.
     """
+    refuse_as_items(value, who)
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return value
     if is_shardable(value):

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from ray import cloudpickle
 
+from raycrew.worker_groups._calls import refuse_as_items
 from raycrew.worker_groups.balancing import LATER
 from raycrew.worker_groups.rollouts.errors import PromptError
 
@@ -36,6 +37,7 @@ def check_prompts(prompts: Any, ids: Any) -> None:
     Raises:
         TypeError: It is not, or does not.
     """
+    refuse_as_items(prompts, "prompts")
     if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable | AsyncIterable):
         raise TypeError(f"prompts are an iterable or async iterable, not {type(prompts).__name__}")
     if ids is not None and not callable(ids):

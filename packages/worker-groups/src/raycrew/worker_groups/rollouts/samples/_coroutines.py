@@ -46,7 +46,7 @@ class QueueCoroutines:
     ) -> list[int]:
         """As `put`, without blocking the event loop."""
         request = putting(self._options, columns, version, lengths, partial=partial, keys=keys)
-        with waiting(self.name, "put", request.arguments["n"]):
+        with waiting(self.name, "put", request.arguments["n"]), self._withdrawn(request.arguments["ticket"]):
             ids: list[int] = await self._channel.ask_async(request, timeout_s)
         return ids
 
@@ -117,11 +117,11 @@ class QueueCoroutines:
         return SampleBatch(self._options, self._channel, wanted, handed)
 
     @contextmanager
-    def _withdrawn(self, lease: str) -> Iterator[None]:
-        """What was handed out to a caller who no longer waits (a Ctrl-C, say) goes back at once."""
+    def _withdrawn(self, who: str) -> Iterator[None]:
+        """Where a caller waits no longer, nothing is done later, and what was handed out goes back."""
         try:
             yield
         except BaseException:
             with suppress(SampleQueueError):
-                self._channel.tell(Request("withdraw", {"lease": lease}))
+                self._channel.tell(Request("withdraw", {"who": who}))
             raise

@@ -166,7 +166,7 @@ class SampleQueue(QueueCoroutines):
             ValueError: Columns differ in length, the queue has no such column, or a key comes twice.
         """
         request = putting(self._options, columns, version, lengths, partial=partial, keys=keys)
-        with waiting(self.name, "put", request.arguments["n"]):
+        with waiting(self.name, "put", request.arguments["n"]), self._withdrawn(request.arguments["ticket"]):
             ids: list[int] = self._channel.ask(request, timeout_s)
         return ids
 

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from raycrew.worker_groups.errors import (
-    SampleLeaseError,
     SampleQueueEndedError,
+    SampleQueueError,
 )
 from raycrew.worker_groups.rollouts.samples._asking import Columns, Handed, Wanted, only, use_of
 from raycrew.worker_groups.rollouts.samples._keeping.operations import Operations
@@ -60,6 +60,7 @@ class Keeper(Operations):
     ) -> list[int] | None:
         """Take new samples; None where there is no room, or others wait for it before."""
         with self._operation(is_change=False):
+            self._check_wanted(ticket)
             ids: list[int | None] = [None] * n if keys is None else self._keys.ids_of(keys)
             fresh = [i for i, known in enumerate(ids) if known is None]
             if len(fresh) < n:
@@ -134,8 +135,7 @@ class Keeper(Operations):
     def get(self, wanted: Wanted) -> Handed | None:
         """Hand samples out; None where there are not enough."""
         with self._operation(is_change=False):
-            if wanted.lease in self._withdrawn:
-                raise SampleLeaseError("whoever asked for this batch does not wait for it any more")
+            self._check_wanted(wanted.lease)
             self._ledger.advance(wanted.version)
             use, floor = use_of(self._options, wanted), self._floor_of(wanted.max_staleness)
             self._ledger.take_stale(use, floor)
@@ -165,13 +165,22 @@ class Keeper(Operations):
             self._tally["returned"] += n
             return n
 
-    def withdraw(self, lease: str) -> int:
-        """Give a lease back that nobody has waited for, if there is one."""
+    def withdraw(self, who: str) -> int:
+        """Give a lease back that nobody has waited for, if there is one; else do what was asked no more.
+
+        Args:
+            who: The lease of a get, or the ticket of a put.
+        """
         with self._operation():
-            if lease in self._ledger.leases:
-                return self._ledger.give_back(lease, None)
-            self._withdrawn.append(lease)  # it may have been overtaken
+            if who in self._ledger.leases:
+                return self._ledger.give_back(who, None)
+            self._withdrawn.append(who)  # it may wait still, or have been overtaken
+            self._room.leave(who)
             return 0
+
+    def _check_wanted(self, who: str) -> None:
+        if who in self._withdrawn:
+            raise SampleQueueError("whoever asked for this does not wait for it any more")
 
     def renew(self, lease: str, lease_s: float) -> bool:
         """Have a lease last so long from now on."""
@@ -208,7 +217,7 @@ class Keeper(Operations):
             return why_not(self._options, self._ledger, self._room, stats, operation, arguments)
 
     def _floor_of(self, max_staleness: int | None) -> int:
-        return NO_FLOOR if max_staleness is None else self._ledger.version - max_staleness
+        return NO_FLOOR if max_staleness is None else max(0, self._ledger.version - max_staleness)
 
     def _are_enough(self, wanted: Wanted, use: Use, floor: int) -> bool:
         ready = self._ledger.count(use, floor)

@@ -33,6 +33,7 @@ class Operations:
         self._table = Table(options, self._rows)
         self._room = Room(options, self._ledger, self._rows)
         self._tally: Counter[str] = Counter()
+        self._tally_before: Counter[str] = Counter()  # told of by an earlier process
         self._is_closed = self._is_changed = self._is_torn = self._is_full = False
         self._broken: SampleJournalError | None = None
         self._lock = threading.RLock()
@@ -73,7 +74,7 @@ class Operations:
         try:
             with self._lock:
                 self._begin()
-                expired = self._ledger.expire(self._clock())
+                version, expired = self._ledger.version, self._ledger.expire(self._clock())
                 self._tally["returned"] += expired
                 self._is_changed = is_change or bool(expired)
                 try:
@@ -83,9 +84,9 @@ class Operations:
                         f"{self._options.name} can't read or write what it has on disk: {error}"
                     ) from error
                 finally:
-                    is_heard = self._clear() or self._is_changed
+                    is_heard = self._clear() or self._is_changed or self._ledger.version > version
                     self._note(lambda: None)
-                    self._tell(self._tally)
+                    self._tell(self._tally - self._tally_before)
                 self._is_torn = False
         finally:
             if is_heard or self._is_closed:
@@ -138,4 +139,5 @@ class Operations:
         self._ledger.put(samples)
         self._ledger.next_id = max(self._ledger.next_id, standing.next_id)
         self._ledger.advance(standing.version)
+        self._tally_before.update(standing.tally)
         self._tally.update(standing.tally)

@@ -87,7 +87,7 @@ class Table:
         """
         there = reduce(and_, (sample.mask for sample in samples), self._options.every)
         rows = self.read(samples, self._options.names_of(there) if columns is None else columns)
-        behind = [version - sample.tag for sample in samples]
+        behind = [max(0, version - sample.tag) for sample in samples]
         return Handed([s.id for s in samples], [s.runs for s in samples], behind, rows)
 
     def read(self, samples: Sequence[Sample], columns: Iterable[str]) -> dict[str, list[Row]]:

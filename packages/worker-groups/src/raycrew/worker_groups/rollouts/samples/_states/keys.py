@@ -9,10 +9,14 @@ class Keys:
 
     Args:
         most: How many keys are remembered: the oldest is forgotten for a new one. None for all.
+
+    Attributes:
+        most: The same.
+        newest: The highest number of a sample that had a key, remembered or not; -1 for none.
     """
 
     def __init__(self, most: int | None = None) -> None:
-        self._most = most
+        self.most, self.newest = most, -1
         self._ids: OrderedDict[str, int] = OrderedDict()
 
     def __contains__(self, key: str) -> bool:
@@ -32,7 +36,13 @@ class Keys:
     def note(self, key: str, sample: int) -> None:
         """A sample was put under a key."""
         self._ids[key] = sample
-        while self._most is not None and len(self._ids) > self._most:
+        self.newest = max(self.newest, sample)
+        self.bound(self.most)
+
+    def bound(self, most: int | None) -> None:
+        """Remember so many from now on."""
+        self.most = most
+        while most is not None and len(self._ids) > most:
             self._ids.popitem(last=False)
 
     def clear(self) -> None:

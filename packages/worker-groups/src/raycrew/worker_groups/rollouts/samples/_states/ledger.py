@@ -17,8 +17,9 @@ from raycrew.worker_groups.rollouts.samples._states.sample import (
     Use,
     is_ready,
     may_become_ready,
+    tag_of,
 )
-from raycrew.worker_groups.rollouts.samples._states.versions import Runs, oldest
+from raycrew.worker_groups.rollouts.samples._states.versions import Runs
 
 Stale = Literal["keep", "drop", "rescore"]
 _MOST_USES = 64
@@ -73,7 +74,9 @@ class Ledger:
         names: Sequence[str | None] = [None] * len(runs) if keys is None else keys
         first, self.next_id = self.next_id, self.next_id + len(runs)
         of_samples = enumerate(zip(runs, rows, names, strict=True), first)
-        return [Sample(i, mask, oldest(runs), runs, row, now, key=key) for i, (runs, row, key) in of_samples]
+        return [
+            Sample(i, mask, tag_of(mask, runs), runs, row, now, key=key) for i, (runs, row, key) in of_samples
+        ]
 
     def put(self, samples: Iterable[Sample]) -> None:
         """Take samples that have their numbers."""
@@ -85,7 +88,7 @@ class Ledger:
             self._note_key(sample)
 
     def _note_key(self, sample: Sample) -> None:
-        if sample.key is not None and sample.key not in self.keys:
+        if sample.key is not None and sample.id > self.keys.newest:  # else it was noted, if perhaps forgotten
             self.keys.note(sample.key, sample.id)
 
     def clear(self) -> None:
@@ -148,7 +151,7 @@ class Ledger:
     def go_on(self, sample: Sample, runs: Runs, mask: int) -> None:
         """A rollout has gone on; its rows are there already."""
         sample.mask, sample.runs = mask, runs
-        self._retag(sample, oldest(runs))
+        self._retag(sample, tag_of(mask, runs))
         self._refresh(sample)
         self.advance(runs[-1].version)
 

@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from raycrew.worker_groups.rollouts.samples._states.versions import Runs
+from raycrew.worker_groups.rollouts.samples._states.versions import Runs, oldest
 
 #: Stands among the columns of a sample that is no part of a rollout that goes on.
 WHOLE = 1
 ALL = -1
+#: What the age of a prompt counts from, of which no version has made a token yet.
+AGELESS = 1 << 62
 
 
 @dataclass(eq=False, slots=True)
@@ -17,7 +19,7 @@ class Sample:
     Attributes:
         id: Its number; samples are numbered as they come.
         mask: The columns that it has, a bit each, and `WHOLE`.
-        tag: The version that its age counts from.
+        tag: The version that its age counts from, or `AGELESS`.
         runs: Which version has made which tokens.
         rows: Its row of each column; None where it has none.
         born: When it came, by the monotonic clock.
@@ -64,6 +66,12 @@ GOES_ON = Use(0, WHOLE)
 """To go on with a rollout."""
 
 
+def tag_of(mask: int, runs: Runs) -> int:
+    """The version that the age of a sample counts from, before it is scored anew."""
+    is_prompt = not mask & WHOLE and all(run.length == 0 for run in runs)
+    return AGELESS if is_prompt else oldest(runs)
+
+
 def is_ready(sample: Sample, use: Use) -> bool:
     """Whether a sample may be handed out for a use."""
     needs, adds = use
@@ -73,4 +81,4 @@ def is_ready(sample: Sample, use: Use) -> bool:
 
 def may_become_ready(sample: Sample, use: Use) -> bool:
     """Whether a sample that is not ready may be so later on."""
-    return not use.adds or not sample.mask & use.adds or sample.is_rescored
+    return not use.adds or not sample.mask & use.adds

@@ -50,7 +50,8 @@ class Journal:
         self._folder = Folder(path)
         self._file: OpenFile | None = None
         self._number = self._begun = 0
-        self._of_keys = 0
+        self._of_keys = self._counted_to = 0
+        most_keys = keys.most
         self._live: Counter[int] = Counter()
         self._sizes: dict[int, int] = {}
         try:
@@ -58,6 +59,7 @@ class Journal:
             self._check_for_gaps(numbers)
             for self._number in numbers:
                 self._replay(self._number, is_last=self._number == numbers[-1])
+            keys.bound(most_keys)  # meanwhile, as many as whoever wrote a record remembered
             self._number = max(self._sizes, default=0)  # one that was removed again leaves no gap
             self._live.update(sample.segment for sample in self.samples.values())
             self._begin_file()
@@ -206,6 +208,7 @@ class Journal:
     def _head(self) -> dict[str, Any]:
         version, next_id, tally = self.standing
         known = {"version": version, "next_id": next_id, "tally": dict(tally)}
+        known["max_keys"] = self._keys.most
         return {"kind": "head", "format": _FORMAT, "columns": self._columns, **known}
 
     def trim(self) -> None:
@@ -262,6 +265,8 @@ class Journal:
             )
         names = ("version", "next_id", "tally")
         self.standing = Standing(*(record.head[name] for name in names))
+        self._counted_to = self.standing.next_id
+        self._keys.bound(record.head.get("max_keys", self._keys.most))  # earlier versions don't tell
 
     def _replay_keys(self, record: Record) -> None:
         self._keys.clear()
@@ -295,6 +300,7 @@ class Journal:
             return
         if (before := self._keys.id_of(key)) is not None:  # of a put that was broken off, and made again
             self.samples.pop(before, None)
+            self._count({"produced": -(before >= self._counted_to)})  # else its head has left it out
         self._keys.note(key, sample_id)
 
     def _replay_gone(self, record: Record) -> None:
