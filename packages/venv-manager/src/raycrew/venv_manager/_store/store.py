@@ -151,23 +151,28 @@ class Store(Shelf):
                 return found
             if held is None:  # published a moment ago, and removed since
                 return self._install(key, make, python, sync, force, report)
-            users = self.users(self.root / key) if (self.root / key).exists() else Users()
-            locks.release()
-            with (
-                locks.telling(report) as tell,
-                locks.unused() as free,
-                slot(locks.folder, self.max_builds, self.build_timeout_s, tell),
-            ):
-                if users or not free:
-                    who = f" by {users}" if users else ""
-                    raise errors.EnvironmentInUseError(
-                        f"{self.root / key} is in use{who}: it cannot be replaced"
-                    )
-                entry, timeout_s = self.root / key, self.build_timeout_s
-                build = Build(entry, python, sync, self.environ, held, tell, timeout_s)
-                built = self._run(key, build, make)
-            locks.use()
-            return built
+            try:
+                return self._rebuilt(key, make, python, sync, held, report)
+            finally:
+                if self._is_there(key):  # also where it was not replaced: whoever asked uses it as before
+                    locks.use()
+
+    def _rebuilt(
+        self, key: str, make: Callable[[], Recipe], python: str | None, sync: Sync | None, held: int,
+        report: Report,
+    ) -> Environment:  # fmt: skip
+        entry, locks, timeout_s = self.root / key, self.locks(key), self.build_timeout_s
+        users = self.users(entry) if entry.exists() else Users()
+        locks.release()
+        with (
+            locks.telling(report) as tell,
+            locks.unused() as free,
+            slot(locks.folder, self.max_builds, timeout_s, tell),
+        ):
+            if users or not free:
+                who = f" by {users}" if users else ""
+                raise errors.EnvironmentInUseError(f"{entry} is in use{who}: it cannot be replaced")
+            return self._run(key, Build(entry, python, sync, self.environ, held, tell, timeout_s), make)
 
     def keep_recipe(self, recipe: Recipe) -> None:
         """Keep a recipe, in one piece; for its owner only, as indexes may be named with a password.
