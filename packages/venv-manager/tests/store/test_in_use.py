@@ -134,9 +134,8 @@ def test_who_may_only_read_a_store_keeps_what_it_uses_from_those_who_may_write(f
     store = Store(open_folder / "store", environ=fake_store.environ)
     built = ensure(spec("one"), store=store)
     forget_use(store)
-    with using(OTHER, USE, store.environ, store.root, built.key):
-        with store.locks(built.key).unused() as free:
-            assert not free
+    with using(OTHER, USE, store.environ, store.root, built.key), store.locks(built.key).unused() as free:
+        assert not free
     with store.locks(built.key).unused() as free:
         assert free
 
