@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from raycrew.venv_manager._spec import KEY_LENGTH
+from raycrew.venv_manager._spec import KEY_LENGTH, need_several
 from raycrew.venv_manager._store import building, records
 from raycrew.venv_manager._store.building import Expectation, check, probe
 from raycrew.venv_manager._store.shelf import NAMES
@@ -155,10 +155,12 @@ def collect(
 
     Raises:
         SpecError: A number of days or bytes is below zero, or none.
+        TypeError: One name is given where several are meant.
     """
     for number, what in ((older_than_days, "days"), (max_bytes, "bytes")):
         if number is not None and not number >= 0:
             raise SpecError(f"{number} is no number of {what}")
+    need_several("keep", keep)
     store.check()
     removed = _left_overs(store, dry_run, ignore_hidden)
     named = {link.name: _named_by(link) for link in store.root.glob(f"{NAMES}/*")}
