@@ -1,5 +1,6 @@
 """What tests about several users of one machine share."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -27,6 +28,20 @@ def as_user(uid, code, environ, *arguments):
     if done.returncode:
         raise RuntimeError(done.stderr)
     return done.stdout
+
+
+@contextlib.contextmanager
+def using(uid, code, environ, *arguments):
+    """Another user's process, once it has printed a line, until the end of its input."""
+    process = subprocess.Popen(
+        [sys.executable, "-B", "-c", _AS_USER.format(uid=uid) + textwrap.dedent(code), *map(str, arguments)],
+        env=dict(environ), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert process.stdout.readline()
+        yield
+    finally:
+        process.communicate()
 
 
 def give(folder, uid):

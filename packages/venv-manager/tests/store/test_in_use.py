@@ -7,9 +7,10 @@ from contextlib import contextmanager
 
 import pytest
 from test_upkeep import forget_use, spec
-from users import OTHER, as_user, give, open_folder
+from users import OTHER, as_user, give, open_folder, using
 
-from raycrew.venv_manager import EnvironmentInUseError, Store, collect, ensure
+from raycrew.venv_manager import EnvironmentInUseError, Store, StoreTimeoutError, collect, ensure
+from raycrew.venv_manager._waiting import slot
 
 pytestmark = pytest.mark.hostile
 __all__ = ["open_folder"]
@@ -117,3 +118,36 @@ def test_what_does_not_run_from_it_does_not_keep_it(fake_store):
         found = reasons(fake_store)
     assert str(pid) in found[other.key]
     assert not one.python.exists()
+
+
+USE = """
+from raycrew.venv_manager import Store
+assert Store(sys.argv[1]).locks(sys.argv[2]).use()
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.root
+def test_who_may_only_read_a_store_keeps_what_it_uses_from_those_who_may_write(fake_store, open_folder):
+    """Also from another machine, whose processes nobody sees here."""
+    store = Store(open_folder / "store", environ=fake_store.environ)
+    built = ensure(spec("one"), store=store)
+    forget_use(store)
+    with using(OTHER, USE, store.environ, store.root, built.key), store.locks(built.key).unused() as free:
+        assert not free
+    with store.locks(built.key).unused() as free:
+        assert free
+
+
+def test_a_refused_rebuild_leaves_its_caller_a_user(fake_store):
+    built = ensure(spec("one"), store=fake_store)
+    with running(built.python), pytest.raises(EnvironmentInUseError, match="in use"):
+        ensure(spec("one"), store=fake_store, force_rebuild=True)
+    (kept,) = collect(fake_store, max_bytes=0)
+    assert (kept.reason, kept.removed) == ("in use by a process that asked for it", False)
+    impatient = Store(fake_store.root, environ=fake_store.environ, build_timeout_s=0.1, max_builds=1)
+    locks = fake_store.locks(built.key)
+    with slot(locks.folder, 1, 1.0), pytest.raises(StoreTimeoutError):
+        ensure(spec("one"), store=impatient, force_rebuild=True)
+    assert not collect(fake_store, max_bytes=0)[0].removed

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+from functools import partial
 
 import pytest
 
@@ -85,12 +86,12 @@ def test_an_upgrade_that_changes_nothing_builds_nothing(moving):
 def test_a_node_whose_environment_has_another_drivers_versions_gets_this_ones(moving, tmp_path, monkeypatch):
     index, store = moving
     monkeypatch.setattr("os.environ", dict(store.environ))
-    node = str(tmp_path / "node")
+    node = partial(Store, tmp_path / "node")
     install_recipe(prepare(SPEC, store).to_bytes(), node)
     index.add("moving", "2.0")
     other = prepare(SPEC, Store(tmp_path / "other", environ=store.environ))
     answer = install_recipe(other.to_bytes(), node)
-    assert Store(node).look(other.key).stamp["packages"] == {"moving": "2.0"}
+    assert node().look(other.key).stamp["packages"] == {"moving": "2.0"}
     assert answer["seconds"]
     assert install_recipe(other.to_bytes(), node)["seconds"] == {}
 

@@ -1,11 +1,14 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
+from builds import wait_until
 
 from raycrew.venv_manager import EnvironmentSpec, collect, ensure, verify
+from raycrew.venv_manager._store import upkeep
 from raycrew.venv_manager.testing import write_project
 
 
@@ -180,3 +183,40 @@ with Store({str(fake_store.root)!r}).locks({key!r}).building(10):
     finally:
         builder.communicate("")
     assert len(collect(fake_store)) == 1
+
+
+def test_what_was_used_or_built_anew_meanwhile_is_not_removed_for_its_age(fake_store, monkeypatch):
+    one, other = (ensure(spec(name), store=fake_store) for name in ("one", "other"))
+    forget_use(fake_store)
+    for environment in (one, other):
+        age(fake_store, environment, 10)
+    remove = upkeep._remove
+
+    def asked_for_meanwhile(store, environment, *others):
+        ensure(spec("one"), store=store)
+        ensure(spec("other"), store=store, force_rebuild=True)
+        for built in (one, other):
+            store.locks(built.key).release()
+        return remove(store, environment, *others)
+
+    monkeypatch.setattr(upkeep, "_remove", asked_for_meanwhile)
+    rows = {row.name: row for row in collect(fake_store, older_than_days=5)}
+    assert [rows[built.key].reason for built in (one, other)] == ["used meanwhile"] * 2
+    assert one.python.exists() and other.python.exists()
+
+
+def test_a_name_of_what_is_built_anew_at_the_moment_stays(fake_store, fake_uv):
+    built = ensure(spec("one"), store=fake_store)
+    fake_store.name("worker", built.key)
+    fake_uv.hold("venv")
+    builder = threading.Thread(
+        target=ensure, args=(spec("one"),), kwargs={"store": fake_store, "force_rebuild": True}
+    )
+    builder.start()
+    try:
+        wait_until(lambda: len(fake_uv.calls("venv")) == 2)
+        collect(fake_store)
+    finally:
+        fake_uv.release("venv")
+        builder.join()
+    assert (fake_store.root / "by-name" / "worker" / "bin" / "python").exists()

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from packaging.utils import canonicalize_name
+
 from raycrew.venv_manager._store import pack
 from raycrew.venv_manager._uv import OLDEST
 
@@ -76,7 +78,7 @@ class LocalIndex:
     ) -> Path:
         """Publish a version; returns the path of its wheel."""
         file_name, content = make_wheel(name, version, requires=requires, extras=extras, files=files)
-        folder = self.folder / name.lower().replace("_", "-")
+        folder = self.folder / canonicalize_name(name)
         folder.mkdir(exist_ok=True)
         (folder / file_name).write_bytes(content)
         links = "".join(_link(wheel) for wheel in sorted(folder.glob("*.whl")))

@@ -58,6 +58,8 @@ def test_the_commit_and_the_tags(store, tmp_path, what):
         ("../shared/*.{json,txt}", "../shared/conf.txt"),
         ("assets/*.{json,txt}", "assets/conf.txt"),
         ("*.txt", "assets/conf.txt"),
+        ("conf.{json,txt}", "assets/conf.txt"),
+        ("{assets,other}/c{o,a{b,}}nf.txt", "assets/conf.txt"),
         ("build/conf.txt", "build/conf.txt"),
     ],
 )

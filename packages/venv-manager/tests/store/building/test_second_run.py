@@ -21,7 +21,7 @@ for spec in (EnvironmentSpec.project(sys.argv[1]), EnvironmentSpec.requirements(
     environment = ensure(spec)
     print(environment.key, environment.stamp["packages"]["raycrew-alpha"])
 """
-NEEDED = ("filelock", "packaging", "rich", "markdown_it", "mdurl", "pygments")
+NEEDED = ("packaging", "rich", "markdown_it", "mdurl", "pygments")
 
 
 class Driver:

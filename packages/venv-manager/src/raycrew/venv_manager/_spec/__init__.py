@@ -14,6 +14,7 @@ from raycrew.venv_manager._spec.local import (
     Credential,
     absolute_requirement,
     build_sources,
+    content_hash,
     credentials_in,
     declared,
     file_hash,
@@ -32,6 +33,7 @@ from raycrew.venv_manager._spec.local import (
     required_name,
     requirement_files,
     requirement_lines,
+    runnable,
     without_credentials,
     workspace_root,
 )
@@ -46,7 +48,7 @@ from raycrew.venv_manager._spec.locks import (
     wheel_entry,
     write_lock,
 )
-from raycrew.venv_manager._spec.spec import EnvironmentSpec
+from raycrew.venv_manager._spec.spec import EnvironmentSpec, need_several
 from raycrew.venv_manager._spec.uv_settings import (
     OF_PROJECTS,
     counted_settings,
@@ -69,6 +71,7 @@ __all__ = [
     "base_of",
     "build_sources",
     "choice_of",
+    "content_hash",
     "counted_settings",
     "counts",
     "credentials_in",
@@ -96,6 +99,7 @@ __all__ = [
     "locked_versions",
     "named_files",
     "names_local_sources",
+    "need_several",
     "preferred_versions",
     "project_folder",
     "project_hash",
@@ -105,6 +109,7 @@ __all__ = [
     "required_name",
     "requirement_files",
     "requirement_lines",
+    "runnable",
     "script_sources",
     "settings",
     "source_paths",

@@ -1,6 +1,7 @@
 """What an environment is: a frozen, hashable, printable value."""
 
 import dataclasses
+import os
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,10 @@ from raycrew.venv_manager._spec.local import without_credentials
 from raycrew.venv_manager._spec.variables import is_credential
 from raycrew.venv_manager.errors import SpecError
 
+_SEVERAL = (
+    "packages", "requirement_files", "extras", "groups", "no_extras", "no_groups", "indexes", "find_links",
+    "environment",
+)  # fmt: skip
 Kind = Literal["project", "requirements", "script", "pylock", "interpreter"]
 
 
@@ -18,7 +23,8 @@ Kind = Literal["project", "requirements", "script", "pylock", "interpreter"]
 class EnvironmentSpec:
     """What one environment holds, whatever form it was given in.
 
-    Build one with `project`, `requirements`, `script`, `pylock`, `interpreter` or `parse`.
+    Build one with `project`, `requirements`, `script`, `pylock`, `interpreter` or `parse`. Paths may be texts
+    or path objects; one text where several are meant is a `TypeError`.
 
     Attributes:
         kind: Where the packages are listed.
@@ -72,6 +78,13 @@ class EnvironmentSpec:
     environment: tuple[tuple[str, str], ...] = field(default=())
 
     def __post_init__(self) -> None:
+        for name in _SEVERAL:
+            need_several(name, getattr(self, name))
+        for name in ("path", "python", "wheelhouse"):
+            if isinstance(given := getattr(self, name), os.PathLike):
+                object.__setattr__(self, name, _text(given))
+        for name in ("packages", "requirement_files", "indexes", "find_links"):
+            object.__setattr__(self, name, tuple(map(_text, getattr(self, name))))
         for name in ("packages", "requirement_files", "extras", "groups", "no_extras", "no_groups"):
             object.__setattr__(self, name, tuple(sorted(set(getattr(self, name)))))
         object.__setattr__(self, "environment", tuple(sorted(self.environment)))
@@ -89,7 +102,7 @@ class EnvironmentSpec:
             raise SpecError("a list of requirements is empty")
 
     @classmethod
-    def project(cls, folder: str | Path, **options: Any) -> Self:
+    def project(cls, folder: str | os.PathLike[str], **options: Any) -> Self:
         """A folder with a `pyproject.toml`, with its lock file where there is one.
 
         Raises:
@@ -103,21 +116,21 @@ class EnvironmentSpec:
         return cls("project", str(path), **_tuples(options))
 
     @classmethod
-    def requirements(cls, listed: str | Path | Iterable[str], **options: Any) -> Self:
+    def requirements(cls, listed: str | os.PathLike[str] | Iterable[str], **options: Any) -> Self:
         """A list of requirements, or the path of a requirements file.
 
         Raises:
             SpecError: The list is empty, or the file is missing.
         """
         options = _tuples(options)
-        if isinstance(listed, (str, Path)):
+        if isinstance(listed, (str, os.PathLike)):
             options["requirement_files"] = (_file(listed), *options.get("requirement_files", ()))
         else:
             options["packages"] = (*listed, *options.get("packages", ()))
         return cls("requirements", **options)
 
     @classmethod
-    def script(cls, path: str | Path, **options: Any) -> Self:
+    def script(cls, path: str | os.PathLike[str], **options: Any) -> Self:
         """A script with inline metadata (PEP 723).
 
         Raises:
@@ -129,7 +142,7 @@ class EnvironmentSpec:
         return cls("script", found, **_tuples(options))
 
     @classmethod
-    def pylock(cls, path: str | Path, **options: Any) -> Self:
+    def pylock(cls, path: str | os.PathLike[str], **options: Any) -> Self:
         """A lock file in the standard format (PEP 751).
 
         Raises:
@@ -138,7 +151,7 @@ class EnvironmentSpec:
         return cls("pylock", _file(path), **_tuples(options))
 
     @classmethod
-    def interpreter(cls, path: str | Path) -> Self:
+    def interpreter(cls, path: str | os.PathLike[str]) -> Self:
         """An interpreter that exists already; it is probed, never changed."""
         return cls("interpreter", str(Path(path).expanduser().absolute()))
 
@@ -189,7 +202,21 @@ def _plain(value: Any) -> Any:
     return without_credentials(value) if isinstance(value, str) else value
 
 
-def _file(path: str | Path) -> str:
+def need_several(what: str, given: object) -> None:
+    """Refuse one text where several are meant: its letters would be taken for them.
+
+    Raises:
+        TypeError: It is one.
+    """
+    if isinstance(given, (str, bytes, os.PathLike)):
+        raise TypeError(f"{what} is {given!r}; several are expected, as in [{given!r}]")
+
+
+def _text(given: str | os.PathLike[str]) -> str:
+    return str(Path(given).absolute()) if isinstance(given, os.PathLike) else given
+
+
+def _file(path: str | os.PathLike[str]) -> str:
     found = Path(path).expanduser().resolve()
     if not found.is_file():
         raise SpecError(f"there is no file {found}")
@@ -203,5 +230,5 @@ def _tuples(options: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, Mapping):
             found[name] = tuple(sorted(value.items()))
         else:
-            found[name] = value if isinstance(value, (str, bool, type(None), Path)) else tuple(value)
+            found[name] = value if isinstance(value, (str, bool, type(None), os.PathLike)) else tuple(value)
     return found

@@ -98,6 +98,7 @@ class Store(Shelf):
         python: str | None = None,
         sync: Sync | None = None,
         force: bool = False,
+        token: str = "",
         report: Report = silent,
     ) -> Environment:
         """The environment of a key, built if it is not there.
@@ -110,6 +111,7 @@ class Store(Shelf):
             python: Version or path of its interpreter; None for the one that runs this.
             sync: How uv installs it without the recipe, if it can.
             force: Build it anew even if it is there.
+            token: Names one rebuild that several ask for; what was built for it is not built again.
             report: Told what is going on.
 
         Raises:
@@ -118,13 +120,13 @@ class Store(Shelf):
             StoreError: The store cannot be written to, or another process did not end in time.
             DiskFullError: No space is left.
         """
-        if not force and (found := self.get(key)):
+        if (found := self.get(key)) and (not force or _is_of(found, token)):
             return self.on_this_machine(found)
         if not force:
             self._refuse_to_replace(key)
         self.need_writable(key)
         try:
-            return self.on_this_machine(self._install(key, make, python, sync, force, report))
+            return self.on_this_machine(self._install(key, make, python, sync, force, token, report))
         except errors.VenvError:  # some of them are timeouts, and so OSErrors
             raise
         except OSError as error:
@@ -137,6 +139,7 @@ class Store(Shelf):
         python: str | None,
         sync: Sync | None,
         force: bool,
+        token: str,
         report: Report,
     ) -> Environment:
         asked = datetime.now(UTC).isoformat()
@@ -147,27 +150,33 @@ class Store(Shelf):
 
         with locks.building(self.build_timeout_s, report, published) as held:
             found = self.get(key)
-            if found and (not force or str(found.stamp.get("created")) > asked):
+            if found and (not force or _is_of(found, token) or str(found.stamp.get("created")) > asked):
                 return found
             if held is None:  # published a moment ago, and removed since
-                return self._install(key, make, python, sync, force, report)
-            users = self.users(self.root / key) if (self.root / key).exists() else Users()
-            locks.release()
-            with (
-                locks.telling(report) as tell,
-                locks.unused() as free,
-                slot(locks.folder, self.max_builds, self.build_timeout_s, tell),
-            ):
-                if users or not free:
-                    who = f" by {users}" if users else ""
-                    raise errors.EnvironmentInUseError(
-                        f"{self.root / key} is in use{who}: it cannot be replaced"
-                    )
-                entry, timeout_s = self.root / key, self.build_timeout_s
-                build = Build(entry, python, sync, self.environ, held, tell, timeout_s)
-                built = self._run(key, build, make)
-            locks.use()
-            return built
+                return self._install(key, make, python, sync, force, token, report)
+            try:
+                return self._rebuilt(key, make, python, sync, held, token, report)
+            finally:
+                if self._is_there(key):  # also where it was not replaced: whoever asked uses it as before
+                    locks.use()
+
+    def _rebuilt(
+        self, key: str, make: Callable[[], Recipe], python: str | None, sync: Sync | None, held: int,
+        token: str, report: Report,
+    ) -> Environment:  # fmt: skip
+        entry, locks, timeout_s = self.root / key, self.locks(key), self.build_timeout_s
+        users = self.users(entry) if entry.exists() else Users()
+        locks.release()
+        with (
+            locks.telling(report) as tell,
+            locks.unused() as free,
+            slot(locks.folder, self.max_builds, timeout_s, tell),
+        ):
+            if users or not free:
+                who = f" by {users}" if users else ""
+                raise errors.EnvironmentInUseError(f"{entry} is in use{who}: it cannot be replaced")
+            build = Build(entry, python, sync, self.environ, held, tell, timeout_s)
+            return self._run(key, build, make, token)
 
     def keep_recipe(self, recipe: Recipe) -> None:
         """Keep a recipe, in one piece; for its owner only, as indexes may be named with a password.
@@ -232,12 +241,12 @@ class Store(Shelf):
                 "another folder in RAYCREW_VENV_DIR"
             )
 
-    def _run(self, key: str, build: Build, make: Callable[[], Recipe]) -> Environment:
+    def _run(self, key: str, build: Build, make: Callable[[], Recipe], token: str) -> Environment:
         entry = build.entry
         try:
             self.remove_folder(entry)
             build.tell("making its interpreter")
-            stamp = build.run(make)
+            stamp = build.run(make) | {"token": token}
             if build.sync and build.recipe:  # kept only now that uv has found the lock to fit
                 self.keep_recipe(build.recipe)
             write_whole(entry / STAMP, json.dumps(stamp, indent=1).encode(), sync=True)
@@ -260,6 +269,11 @@ class Store(Shelf):
             entry.rename(trash)
             entry = trash
         shutil.rmtree(entry, ignore_errors=True)
+
+
+def _is_of(found: Environment, token: str) -> bool:
+    """Whether an environment was built for a rebuild."""
+    return bool(token) and found.stamp.get("token") == token
 
 
 def check_name(alias: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from raycrew.venv_manager._spec import need_several
 from raycrew.venv_manager._store.building import PYTHON, VENV
 from raycrew.venv_manager._store.stamps import STAMP
 from raycrew.venv_manager.errors import SpecError, UntrustedStoreError
@@ -101,7 +102,12 @@ class Trust:
 
 
 def owners_named(named: Iterable[str], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Those owners, and those of the variable, as they are written."""
+    """Those owners, and those of the variable, as they are written.
+
+    Raises:
+        TypeError: One is given where several are meant.
+    """
+    need_several("trusted_owners", named)
     texts = (text.strip() for text in (*named, *environ.get(VARIABLE, "").split(",")))
     return tuple(sorted({text for text in texts if text}))
 

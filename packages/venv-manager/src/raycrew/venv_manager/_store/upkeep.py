@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from raycrew.venv_manager._spec import KEY_LENGTH
+from raycrew.venv_manager._spec import KEY_LENGTH, need_several
 from raycrew.venv_manager._store import building, records
 from raycrew.venv_manager._store.building import Expectation, check, probe
 from raycrew.venv_manager._store.shelf import NAMES
@@ -155,18 +155,20 @@ def collect(
 
     Raises:
         SpecError: A number of days or bytes is below zero, or none.
+        TypeError: One name is given where several are meant.
     """
     for number, what in ((older_than_days, "days"), (max_bytes, "bytes")):
         if number is not None and not number >= 0:
             raise SpecError(f"{number} is no number of {what}")
+    need_several("keep", keep)
     store.check()
     removed = _left_overs(store, dry_run, ignore_hidden)
-    named = {link.name: link.resolve().parent.name for link in store.root.glob(f"{NAMES}/*")}
+    named = {link.name: _named_by(link) for link in store.root.glob(f"{NAMES}/*")}
     kept = {named.get(name, name) for name in keep}
-    rows = sorted(store.environments(), key=lambda e: store.locks(e.key).last_used())
-    total = sum(int(e.stamp["own_bytes"]) for e in rows)
-    for environment in rows:
-        days = _days(store, environment.key)
+    rows = [(store.locks(e.key).last_used(), e) for e in store.environments()]
+    total = sum(int(e.stamp["own_bytes"]) for _, e in rows)
+    for last_used, environment in sorted(rows, key=lambda row: row[0]):
+        days = (time.time() - last_used) / _DAY_S
         if older_than_days is not None and days >= older_than_days:
             reason = f"unused for {days:.0f} days"
         elif max_bytes is not None and total > max_bytes:
@@ -176,7 +178,7 @@ def collect(
         done = (
             Removal(environment.key, "kept by name", 0, False)
             if environment.key in kept
-            else _remove(store, environment, reason, dry_run, ignore_hidden)
+            else _remove(store, environment, last_used, reason, dry_run, ignore_hidden)
         )
         total -= done.freed_bytes
         removed.append(done)
@@ -228,7 +230,7 @@ def _old_records(store: Store, days: float, dry_run: bool) -> list[Removal]:
 
 
 def _remove(
-    store: Store, environment: Environment, reason: str, dry_run: bool, ignore_hidden: bool
+    store: Store, environment: Environment, last_used: float, reason: str, dry_run: bool, ignore_hidden: bool
 ) -> Removal:
     key, size = environment.key, int(environment.stamp["own_bytes"])
     locks = store.locks(key)
@@ -238,6 +240,8 @@ def _remove(
                 return Removal(key, by, 0, False)
             if store.look(key) is None:
                 return Removal(key, "removed by another process", 0, False)
+            if locks.last_used() != last_used:
+                return Removal(key, "used meanwhile", 0, False)
             if not dry_run:
                 store.remove_folder(environment.path)
                 store.forget(key)
@@ -299,6 +303,13 @@ def _remove_left_over(store: Store, folder: Path, dry_run: bool, ignore_hidden: 
 
 
 def _unlink_names(store: Store) -> None:
+    """Names of what is gone; of what is built anew at this moment they stay."""
     for link in store.root.glob(f"{NAMES}/*"):
         if not link.exists():
-            link.unlink(missing_ok=True)
+            with suppress(StoreTimeoutError, FileNotFoundError), store.locks(_named_by(link)).building(0.0):
+                if not link.exists():
+                    link.unlink()
+
+
+def _named_by(link: Path) -> str:
+    return link.readlink().parent.name

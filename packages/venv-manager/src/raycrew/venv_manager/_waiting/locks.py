@@ -10,10 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO
 
-import filelock
-
+from raycrew.venv_manager._waiting.flocks import leave, take, taken, try_lock
 from raycrew.venv_manager._waiting.forks import PerProcess
 from raycrew.venv_manager._waiting.interrupt import stop_if_interrupted
 from raycrew.venv_manager._waiting.progress import Report, changes, silent
@@ -60,26 +58,28 @@ class KeyLocks:
             StoreError: The store's files cannot be locked.
         """
         deadline = time.monotonic() + timeout_s
-        _need_locks(self._lock.with_name("tried"))  # of its own: nobody else waits for that one
-        lock = filelock.FileLock(self._lock)
-        while not _acquired(lock):
+        while True:
+            with _opened(self._lock) as lock:
+                if _locked(self._lock, lock):
+                    with self._alone(deadline, report) as busy:
+                        yield busy
+                    return
             if published():
                 yield None
                 return
             self._await_release(deadline, report)
-        try:
-            with _opened(self._busy) as busy:
-                while not _locked(self._busy, busy.fileno()):
-                    self._say(deadline, report, "what a killed build started is still running")
-                    time.sleep(POLL_S)
-                _name_holder(busy.fileno(), f"process {os.getpid()} on {platform.node()} since {_now()}")
-                try:
-                    yield busy.fileno()
-                finally:
-                    _name_holder(busy.fileno(), "")
-                    fcntl.flock(busy, fcntl.LOCK_UN)  # said, as what was probed may have left a process
-        finally:
-            lock.release()
+
+    @contextlib.contextmanager
+    def _alone(self, deadline: float, report: Report) -> Iterator[int]:
+        with _opened(self._busy) as busy:
+            while not _locked(self._busy, busy):
+                self._say(deadline, report, "what a killed build started is still running")
+                time.sleep(POLL_S)
+            _name_holder(busy, f"process {os.getpid()} on {platform.node()} since {_now()}")
+            try:
+                yield busy
+            finally:
+                _name_holder(busy, "")
 
     def _await_release(self, deadline: float, report: Report) -> None:
         """Return when the lock is released, or when it is time to look at it again in any case."""
@@ -134,32 +134,14 @@ class KeyLocks:
     def use(self) -> bool:
         """Say that this process uses the environment while it lives; False while that is being replaced.
 
-        In a store that cannot be written to, or whose file system has no locks, there is nothing to say it
-        with; nothing is built or removed there either.
+        In a store whose file system has no locks there is nothing to say it with; nothing is built or removed
+        there either.
         """
         name = str(self._used)
         if name in _held:
             return True
         with _guard.here:
-            if name in _held:
-                return True
-            try:
-                descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            except OSError:
-                return True
-            try:
-                mine = try_lock(descriptor, fcntl.LOCK_SH)
-            except OSError as error:
-                logger.debug("%s cannot be locked: %s", name, error)
-                os.close(descriptor)
-                return True
-            if not mine:
-                os.close(descriptor)
-                return False
-            with contextlib.suppress(OSError):
-                os.utime(descriptor)
-            _held[name] = descriptor
-            return True
+            return name in _held or _begin_use(name)
 
     def release(self) -> None:
         """This process uses the environment no longer."""
@@ -182,8 +164,48 @@ class KeyLocks:
         Raises:
             StoreError: The store's files cannot be locked.
         """
-        with _opened(self._used) as file:
-            yield _locked(self._used, file.fileno())
+        with _opened(self._used) as used:
+            yield _locked(self._used, used)
+
+
+def _begin_use(name: str) -> bool:
+    """Lock the file of an environment's users together with them, as long as this process lives."""
+    try:
+        descriptor = _opened_to_use(name)
+    except OSError:
+        return True
+    try:
+        mine = try_lock(descriptor, fcntl.LOCK_SH)
+    except OSError as error:
+        logger.debug("%s cannot be locked: %s", name, error)
+        os.close(descriptor)
+        return True
+    if not mine:
+        os.close(descriptor)
+        return False
+    with contextlib.suppress(OSError):
+        os.utime(descriptor)
+    _held[name] = descriptor
+    return True
+
+
+def _opened_to_use(name: str) -> int:
+    """In a store that cannot be written to, who uses it can still be told to those who may write there."""
+    try:
+        return os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError:
+        return os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _use_too() -> None:
+    """What is forked uses what its parent uses, each as long as it lives: until then they share the lock."""
+    for name, shared in list(_held.items()):
+        del _held[name]
+        _begin_use(name)
+        os.close(shared)
+
+
+os.register_at_fork(after_in_child=_use_too)
 
 
 @contextlib.contextmanager
@@ -194,15 +216,13 @@ def slot(folder: Path, count: int, timeout_s: float, report: Report = silent) ->
         StoreTimeoutError: None became free in time.
     """
     deadline = time.monotonic() + timeout_s
-    locks = [filelock.FileLock(folder / f"slot-{platform.node()}-{n}.lock") for n in range(count)]
+    places = [folder / f"slot-{platform.node()}-{n}.lock" for n in range(count)]
     while True:
-        for lock in locks:
-            if _acquired(lock):
-                try:
+        for place in places:
+            with _opened(place) as lock:
+                if _locked(place, lock):
                     yield
-                finally:
-                    lock.release()
-                return
+                    return
         if time.monotonic() >= deadline:
             raise StoreTimeoutError(
                 f"{count} other environments are being built on this machine, none is done yet"
@@ -212,30 +232,16 @@ def slot(folder: Path, count: int, timeout_s: float, report: Report = silent) ->
         time.sleep(POLL_S)
 
 
-def _acquired(lock: filelock.BaseFileLock) -> bool:
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
     try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        return False
-    except OSError as error:
-        raise _unlockable(Path(lock.lock_file), error) from error
-    return True
-
-
-def _need_locks(path: Path) -> None:
-    """Refuse a file system without locks: filelock would wait for ever, or use locks that a kill leaves."""
-    with _opened(path) as file:
-        try:
-            try_lock(file.fileno(), fcntl.LOCK_SH)
-        except OSError as error:
-            raise _unlockable(path, error) from error
-
-
-def _opened(path: Path) -> IO[str]:
-    try:
-        return path.open("a")
+        descriptor = take(path)
     except OSError as error:
         raise _unlockable(path, error) from error
+    try:
+        yield descriptor
+    finally:
+        leave(descriptor)
 
 
 def _locked(path: Path, descriptor: int) -> bool:
@@ -266,9 +272,8 @@ def _release_of(name: str) -> threading.Event:
 
 def _sleep_until_released(name: str, released: threading.Event) -> None:
     try:
-        with open(name, "a+") as file:  # noqa: PTH123 - NFS wants to read what is locked together
-            fcntl.flock(file, fcntl.LOCK_SH)
-            fcntl.flock(file, fcntl.LOCK_UN)  # said, as a forked child may share the descriptor
+        with taken(name) as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)
     except OSError:
         time.sleep(POLL_S)
     with _guard.here:
@@ -285,12 +290,3 @@ def _name_holder(descriptor: int, text: str) -> None:
 
 def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def try_lock(descriptor: int, operation: int) -> bool:
-    """Whether a file is locked now: not if another one has it."""
-    try:
-        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from raycrew.venv_manager._waiting.locks import try_lock
+from raycrew.venv_manager._waiting.flocks import leave, take, try_lock
 from raycrew.venv_manager.errors import StoreError, VenvError, of_store
 
 
@@ -39,28 +39,28 @@ def scratch(prefix: str) -> Iterator[Path]:
     finally:
         if folder is not None and descriptor is not None:
             shutil.rmtree(folder, ignore_errors=True)
-            os.close(descriptor)
+            leave(descriptor)
 
 
 def _locked_folder(prefix: str) -> tuple[Path, int]:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix))
         with contextlib.suppress(FileNotFoundError):  # cleared by another one before it was locked
-            descriptor = os.open(folder, os.O_RDONLY)
+            descriptor = take(folder, os.O_RDONLY)
             try:
                 mine = try_lock(descriptor, fcntl.LOCK_EX) and folder.exists()
             except OSError:  # such a folder cannot be locked here, nor cleared by anybody
                 mine = True
             if mine:
                 return folder, descriptor
-            os.close(descriptor)
+            leave(descriptor)
 
 
 def _clear_if_left(folder: Path) -> None:
     with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        descriptor = take(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             if os.fstat(descriptor).st_uid == os.geteuid() and try_lock(descriptor, fcntl.LOCK_EX):
                 shutil.rmtree(folder, ignore_errors=True)
         finally:
-            os.close(descriptor)
+            leave(descriptor)

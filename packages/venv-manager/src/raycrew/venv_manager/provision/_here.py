@@ -3,7 +3,8 @@
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _TRIES = 3
+_rebuilt: set[tuple[Path, EnvironmentSpec]] = set()  # as a variable asked
 
 
 def identify(spec: EnvironmentSpec, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
@@ -67,8 +69,8 @@ def ensure(
     """
     store = store or Store()
     spec = parse(spec)
-    force = force_rebuild or forced(store.environ)
-    return _while_inputs_stay(partial(_ensured, spec, store, force, upgrade))
+    with rebuilding(spec, store, force_rebuild) as force:
+        return _while_inputs_stay(partial(_ensured, spec, store, force, upgrade))
 
 
 def _ensured(spec: EnvironmentSpec, store: Store, force: bool, upgrade: bool) -> Environment:
@@ -129,8 +131,21 @@ def _title(spec: EnvironmentSpec) -> str:
     return f"environment of {Path(spec.path).name or spec.kind}"
 
 
-def forced(environ: Mapping[str, str]) -> bool:
-    """Whether the environment asks for everything to be built anew."""
+@contextmanager
+def rebuilding(spec: EnvironmentSpec, store: Store, asked: bool) -> Iterator[bool]:
+    """Whether an environment is built anew: where that is asked for, and where a variable says so.
+
+    The variable counts once in a process for each environment: what all its workers run in is not built for
+    each of them.
+    """
+    what = (store.root, spec)
+    by_variable = not asked and _said(store.environ) and what not in _rebuilt
+    yield asked or by_variable
+    if by_variable:
+        _rebuilt.add(what)
+
+
+def _said(environ: Mapping[str, str]) -> bool:
     return environ.get("RAYCREW_FORCE_REBUILD_VENVS", "").lower() in ("1", "true", "yes")
 
 

@@ -5,6 +5,7 @@ from raycrew.venv_manager._spec.local.checkout import files_of_git, ignored_by_g
 from raycrew.venv_manager._spec.local.credentials import Credential, credentials_in, without_credentials
 from raycrew.venv_manager._spec.local.fingerprints import (
     archive_hash,
+    content_hash,
     file_hash,
     files_below,
     folder_fingerprint,
@@ -12,6 +13,7 @@ from raycrew.venv_manager._spec.local.fingerprints import (
     ignored_fingerprint,
     is_litter,
     lock_hash,
+    runnable,
     source_fingerprint,
 )
 from raycrew.venv_manager._spec.local.listed import (
@@ -40,6 +42,7 @@ __all__ = [
     "absolute_requirement",
     "archive_hash",
     "build_sources",
+    "content_hash",
     "credentials_in",
     "declared",
     "file_hash",
@@ -62,6 +65,7 @@ __all__ = [
     "required_name",
     "requirement_files",
     "requirement_lines",
+    "runnable",
     "source_fingerprint",
     "sources_named",
     "statements_hash",

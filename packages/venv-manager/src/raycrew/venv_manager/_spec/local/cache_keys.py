@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raycrew.venv_manager._spec.local.checkout import commit_of_git, tags_of_git
-from raycrew.venv_manager._spec.local.fingerprints import file_hash, is_litter
+from raycrew.venv_manager._spec.local.fingerprints import content_hash, is_litter
 from raycrew.venv_manager._spec.local.sources import read_toml
 from raycrew.venv_manager.errors import SpecError
 
@@ -36,7 +36,7 @@ def declared(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
         elif kind == "git":
             found |= _of_git(folder, told)
         else:
-            found |= {f"file {told} {name}": file_hash(path) for name, path in _apart(folder, told)}
+            found |= {f"file {told} {name}": content_hash(path) for name, path in _apart(folder, told)}
     return found
 
 
@@ -95,7 +95,8 @@ def _places(folder: Path, pattern: str) -> Iterator[tuple[Path, str]]:
     """
     for text in _without_braces(pattern):
         parts = Path(text).parts
-        fixed = next((i for i, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
+        said = len(parts) if text == pattern else len(parts) - 1  # of a glob the last part stays one
+        fixed = next((i for i, part in enumerate(parts) if _MAGIC.search(part)), said)
         base = Path(os.path.normpath(folder.joinpath(*parts[:fixed])))
         yield base, "/".join(parts[fixed:] if fixed or len(parts) != 1 else ("**", *parts))
 

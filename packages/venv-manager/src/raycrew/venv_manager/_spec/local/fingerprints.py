@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import stat
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
@@ -26,12 +27,23 @@ _REVISION = re.compile(r"(?m)^revision = \d+\n")
 # The clocks of file systems tick: every 4 to 10 ms on most, every 2 s on some. What changes twice within one
 # tick has the times of the first change.
 _TICK_NS = 2_000_000_000
+_RUNS = "x"
 _hashes: dict[tuple[Callable[[str], str], str], tuple[tuple[int, ...], str]] = {}
 
 
 def file_hash(path: str | os.PathLike[str]) -> str:
     """SHA-256 of a file; read again only after its size, a time or its inode changed, or if that just did."""
     return _hashed(str(path), _of_bytes)
+
+
+def content_hash(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of a file, marked where its owner can run it, as git counts a file."""
+    return _hashed(str(path), _of_file)
+
+
+def runnable(mode: int) -> str:
+    """A mark for the mode of what its owner can run; nothing for others."""
+    return _RUNS if mode & stat.S_IXUSR else ""
 
 
 def text_hash(path: str | os.PathLike[str]) -> str:
@@ -54,13 +66,13 @@ def archive_hash(path: str | os.PathLike[str]) -> str:
 
 def _hashed(name: str, read: Callable[[str], str]) -> str:
     try:
-        stat = os.stat(name)  # noqa: PTH116 - in the hot path of every `ensure`
+        found = os.stat(name)  # noqa: PTH116 - in the hot path of every `ensure`
         # The time of the last change of the inode is the one that no program sets back.
-        mark = (stat.st_ctime_ns, stat.st_mtime_ns, stat.st_size, stat.st_ino)
+        mark = (found.st_ctime_ns, found.st_mtime_ns, found.st_size, found.st_ino)
         known = _hashes.get((read, name))
         if known is None or known[0] != mark:
             known = (mark, read(name))
-            if time.time_ns() - stat.st_ctime_ns > _TICK_NS:
+            if time.time_ns() - found.st_ctime_ns > _TICK_NS:
                 _hashes[read, name] = known
     except OSError as error:
         raise SpecError(f"{name} cannot be read: {error}") from error
@@ -70,6 +82,10 @@ def _hashed(name: str, read: Callable[[str], str]) -> str:
 def _of_bytes(name: str) -> str:
     with open(name, "rb") as file:  # noqa: PTH123
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _of_file(name: str) -> str:
+    return _of_bytes(name) + runnable(os.stat(name).st_mode)  # noqa: PTH116 - as above
 
 
 def _of_text(name: str) -> str:
@@ -111,7 +127,9 @@ def _file_name(place: str) -> str:
 def _of_members(name: str) -> str:
     try:
         with zipfile.ZipFile(name) as archive:
-            members = sorted((m.filename, m.file_size, m.CRC) for m in archive.infolist())
+            members = sorted(
+                (m.filename, m.file_size, m.CRC, runnable(m.external_attr >> 16)) for m in archive.infolist()
+            )
     except zipfile.BadZipFile:
         return _of_bytes(name)
     return hashlib.sha256(repr(members).encode()).hexdigest()
@@ -156,7 +174,7 @@ def source_fingerprint(folder: str | os.PathLike[str]) -> str:
 def _of_files(root: str, paths: Iterator[str]) -> str:
     digest = hashlib.sha256()
     for path in paths:
-        digest.update(f"{path[len(root) :]}\0{file_hash(path)}\n".encode(errors="surrogateescape"))
+        digest.update(f"{path[len(root) :]}\0{content_hash(path)}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 

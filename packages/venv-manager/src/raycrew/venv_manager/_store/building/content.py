@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from raycrew.venv_manager._spec import file_hash, files_below, files_of_git, is_litter
+from raycrew.venv_manager._spec import content_hash, files_below, files_of_git, is_litter, runnable
 from raycrew.venv_manager._store.building.wheels import said_of_wheel
 
 _READ = (
@@ -16,20 +16,21 @@ _READ = (
     ".pxi", ".pyx", ".rs", ".f", ".f90", ".s", ".S", ".asm", ".m", ".mm", ".cmake", "CMakeLists.txt",
     "meson.build", "Cargo.toml", "Cargo.lock", "Makefile", "setup.py",
 )  # fmt: skip
+_RUNS = runnable(0o700)
 _COMPILED = (".so", ".pyd", ".dylib")
 
 
 def members(wheel: bytes) -> dict[str, str]:
-    """Paths and SHA-256 sums of what a wheel holds; not of its RECORD, and of WHEEL only its tags."""
+    """Paths of what a wheel holds, with sums that tell what can be run; of WHEEL only its tags, no RECORD."""
     found = {}
     with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
-        for name in archive.namelist():
-            content = archive.read(name)
+        for member in archive.infolist():
+            name, content = member.filename, archive.read(member)
             if name.endswith(("/", ".dist-info/RECORD")):
                 continue
             if name.endswith(".dist-info/WHEEL"):
                 content = "\n".join(said_of_wheel(content.decode())).encode()
-            found[name] = _sum(content)
+            found[name] = _sum(content) + runnable(member.external_attr >> 16)
     return found
 
 
@@ -49,7 +50,7 @@ def members_of_source(sdist: Path) -> dict[str, str]:
         for member in archive:
             content = archive.extractfile(member) if member.isfile() else None
             if content is not None and ".egg-info/" not in member.name:
-                found[member.name.partition("/")[2]] = _sum(content.read())
+                found[member.name.partition("/")[2]] = _sum(content.read()) + runnable(member.mode)
     return found
 
 
@@ -59,7 +60,7 @@ def read_by_compilers(folder: str, left_out: Iterable[str]) -> dict[str, str]:
     names = files_of_git(folder) or [path.removeprefix(f"{folder}/") for path in files_below(folder)]
     found = (name for name in names if name.endswith(_READ) and not is_litter(folder, name))
     return {
-        f"beside {name}": file_hash(Path(folder, name))
+        f"beside {name}": content_hash(Path(folder, name))
         for name in found
         if name not in there and Path(folder, name).is_file()
     }
@@ -92,13 +93,13 @@ def shipped(folder: str, names: Iterable[str], held: Mapping[str, str], tops: se
 
 def came_of(folder: str, names: Iterable[str], held: Mapping[str, str]) -> dict[str, str]:
     """Those files among others of a source, with sums, that a wheel holds as they are."""
-    sums = set(held.values())
+    sums = {text.removesuffix(_RUNS) for text in held.values()}  # not every backend keeps modes
     sizes = {int(text.partition(":")[0]) for text in sums} - {0}  # empty ones say nothing
     found = {}
     for name in names:
         for file in files_below(f"{folder}/{name.rstrip('/')}"):
             size = os.path.getsize(file)  # noqa: PTH202 - of perhaps very many
-            if size in sizes and (text := f"{size}:{file_hash(file)}") in sums:
+            if size in sizes and (text := f"{size}:{content_hash(file)}").removesuffix(_RUNS) in sums:
                 found[file.removeprefix(f"{folder}/")] = text
     return found
 

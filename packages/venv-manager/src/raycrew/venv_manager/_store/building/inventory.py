@@ -9,6 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
+from raycrew.venv_manager._store.building.versions import is_version, same_version
+
 # Files about an installed distribution; some packages bring others inside theirs, which do not count.
 _OWN = re.compile(r"lib/python[^/]+/site-packages/(?P<label>[^/]+)\.dist-info/(?P<file>METADATA|RECORD)")
 
@@ -61,17 +65,26 @@ def take(root: Path) -> Inventory:
                     else:
                         copies += 1
     _, mode = max((copies, "copy"), (hardlinks, "hardlink"), (symlinks, "symlink"), key=lambda pair: pair[0])
-    return Inventory(files, _packages(files), size, own, mode)
+    return Inventory(files, _packages(root, files), size, own, mode)
 
 
-def _packages(files: Iterable[str]) -> dict[str, str]:
-    found = {}
+def _packages(root: Path, files: Iterable[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
     for name in files:
         if name.endswith(".dist-info/METADATA") and (match := _OWN.fullmatch(name)):
-            label = match["label"]
-            package, _, version = label.partition("-")
-            found[package.lower().replace("_", "-")] = version
+            package, _, version = match["label"].partition("-")
+            found[canonicalize_name(package)] = (
+                version if is_version(version) else _said(root / name, version)
+            )
     return dict(sorted(found.items()))
+
+
+def _said(metadata: Path, folder: str) -> str:
+    """A version as the package says it, where a folder's name cannot hold it."""
+    for line in metadata.read_text(encoding="utf-8", errors="replace").splitlines():
+        if line.startswith("Version:"):
+            return line.partition(":")[2].strip()
+    return folder
 
 
 def absent(packages: Mapping[str, str], expected: Mapping[str, str]) -> list[str]:
@@ -79,7 +92,7 @@ def absent(packages: Mapping[str, str], expected: Mapping[str, str]) -> list[str
     return [
         f"{name} {version} ({'absent' if name not in packages else f'{packages[name]} is there'})"
         for name, version in sorted(expected.items())
-        if packages.get(name) != version
+        if not same_version(packages.get(name), version)
     ]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from raycrew.venv_manager._store.building.engines import Needs, engine_misfits
+from raycrew.venv_manager._store.building.versions import same_version
 from raycrew.venv_manager._waiting import end, start
 from raycrew.venv_manager.errors import IncompatibleEnvironmentError, ProbeError
 
@@ -23,7 +24,7 @@ for name in json.loads(sys.argv[1]):
     except BaseException as error:
         failed[name] = f"{type(error).__name__}: {error}"
 for dist in metadata.distributions():
-    name = (dist.metadata["Name"] or "").lower().replace("_", "-")
+    name = re.sub("[-_.]+", "-", dist.metadata["Name"] or "").lower()
     if name in ("ray", "torch") or name.startswith("raycrew-"):
         versions.setdefault(name, dist.version)
     if re.match("vllm(-|$)|raycrew-", name):
@@ -154,14 +155,14 @@ def _misfits(found: Probe, expected: Expectation) -> list[str]:
     has = found.versions.get("ray")
     if expected.ray is not None and has is None:
         lines.append(f"it has no ray: add `ray=={expected.ray}` to its requirements")
-    elif expected.ray is not None and has != expected.ray:
+    elif expected.ray is not None and not same_version(has, expected.ray):
         lines.append(
             f"it has ray {has}, the driver {expected.ray}: change the pin in the environment's requirements "
             f"to {expected.ray}, or install {has} for the driver"
         )
     for name, version in expected.versions.items():
         has = found.versions.get(name)
-        if has != version:
+        if not same_version(has, version):
             lines.append(
                 f"it has {name} {has or '(none)'}, the driver {version}: build it anew from the driver's"
             )

@@ -8,7 +8,7 @@ import io
 import shutil
 import sys
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from raycrew.venv_manager._spec import build_sources, extra_requirements, file_hash, read_toml
+from raycrew.venv_manager._spec import build_sources, content_hash, extra_requirements, read_toml, runnable
 from raycrew.venv_manager._uv import run_uv
 from raycrew.venv_manager._waiting import scratch
 from raycrew.venv_manager.errors import SpecError, VenvError
@@ -32,6 +32,7 @@ _OF_BUILDS = frozenset({
     "no-build-isolation", "no-build-isolation-package",
 })  # fmt: skip
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
+_RUNS = 0o100755  # mode of a file that can be run
 
 
 def build_wheel(
@@ -128,11 +129,13 @@ def repack(dist: importlib.metadata.Distribution) -> tuple[str, bytes]:
     if not listed or not tags:
         raise VenvError(f"{name} {dist.version} has no RECORD or WHEEL file: reinstall it from a wheel")
     try:
-        rows = [(text, Path(str(dist.locate_file(text))).read_bytes()) for text in listed]
+        files = {text: Path(str(dist.locate_file(text))) for text in listed}
+        rows = [(text, file.read_bytes()) for text, file in files.items()]
+        runs = {text for text, file in files.items() if runnable(file.stat().st_mode)}
     except OSError as error:
         raise VenvError(f"{name} {dist.version} is damaged, reinstall it: {error}") from error
     (info,) = {text.partition("/")[0] for text in listed if _is_info(PurePosixPath(text))}
-    return f"{name}-{dist.version}-{_joined(tags)}.whl", pack(rows, info)
+    return f"{name}-{dist.version}-{_joined(tags)}.whl", pack(rows, info, runs)
 
 
 def content_fingerprint(dist: importlib.metadata.Distribution) -> str:
@@ -150,7 +153,7 @@ def content_fingerprint(dist: importlib.metadata.Distribution) -> str:
 
 def _hash_of(path: str) -> str:
     try:
-        return file_hash(path)
+        return content_hash(path)
     except SpecError:
         return "gone"
 
@@ -192,13 +195,16 @@ def _joined(tags: list[str]) -> str:
     return "-".join(".".join(dict.fromkeys(p[i] for p in parts)) for i in range(3))
 
 
-def pack(rows: Iterable[tuple[str, bytes]], info: str) -> bytes:
-    """A wheel of (path, content) pairs, with its RECORD, the same bytes each time."""
+def pack(rows: Iterable[tuple[str, bytes]], info: str, runs: Container[str] = ()) -> bytes:
+    """A wheel of (path, content) pairs, some of which can be run, with its RECORD, always the same bytes."""
     buffer = io.BytesIO()
     record = []
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for path, content in rows:
-            archive.writestr(zipfile.ZipInfo(path, _ZIP_TIME), content, zipfile.ZIP_DEFLATED)
+            member = zipfile.ZipInfo(path, _ZIP_TIME)
+            if path in runs:
+                member.external_attr = _RUNS << 16
+            archive.writestr(member, content, zipfile.ZIP_DEFLATED)
             digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
             record.append(f"{path},sha256={digest},{len(content)}\n")
         record.append(f"{info}/RECORD,,\n")

@@ -4,6 +4,7 @@ import inspect
 import platform
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,27 +17,31 @@ from raycrew.venv_manager._uv import parse
 from raycrew.venv_manager._waiting import Report, reporting
 from raycrew.venv_manager.errors import ProvisionError, ReadOnlyStoreError
 from raycrew.venv_manager.protocols import NodeRunner
-from raycrew.venv_manager.provision._here import forced, prepare, published_key
+from raycrew.venv_manager.provision._here import prepare, published_key, rebuilding
 from raycrew.venv_manager.provision._resolving import expectation
 
 T = TypeVar("T")
 FOLLOW_S = 0.2  # between two looks at what a build says
+_STEPS = 4  # each of which may take a store's deadline: two waits for others, two runs of uv
+_PROBE_S = 600.0  # for the probe, and for a node to begin
 
 
-def install_recipe(
-    content: bytes, root: str, force: bool = False, trusted_owners: tuple[str, ...] = ()
-) -> dict[str, Any]:
+def install_recipe(content: bytes, opened: Callable[[], Store], token: str = "") -> dict[str, Any]:
     """What each node does: build a recipe at its path, if it is not there.
+
+    Args:
+        content: The recipe.
+        opened: Gives the node's store.
+        token: Of a rebuild that is asked for, the same for all nodes: those that share files build once.
 
     Returns:
         The interpreter's path, the node's host name and the seconds of each step (none if it was there).
     """
-    recipe = Recipe.from_bytes(content)
-    store = Store(root, trusted_owners=trusted_owners)
-    there = not force and store.python(recipe.key) is not None
+    recipe, store = Recipe.from_bytes(content), opened()
+    there = not token and store.python(recipe.key) is not None
     with reporting(f"environment {recipe.key[:8]}") as report:
         environment = store.install(
-            recipe.key, lambda: recipe, python=recipe.python, force=force, report=report
+            recipe.key, lambda: recipe, python=recipe.python, force=bool(token), token=token, report=report
         )
     return {
         "python": str(environment.python),
@@ -45,18 +50,18 @@ def install_recipe(
     }
 
 
-def use_published(key: str, root: str, trusted_owners: tuple[str, ...] = ()) -> dict[str, Any]:
+def use_published(key: str, opened: Callable[[], Store]) -> dict[str, Any]:
     """What each node does where the driver may only read the store: find the environment in its own.
 
     Raises:
         ReadOnlyStoreError: It is not there.
     """
-    store = Store(root, trusted_owners=trusted_owners)
+    store = opened()
     environment = store.get(key)
     if environment is None:
         raise ReadOnlyStoreError(
-            f"environment {key} is not in {root}, and cannot be built: the driver may only read its store, "
-            "which holds the recipe; `raycrew-env prefetch` builds it on this node"
+            f"environment {key} is not in {store.root}, and cannot be built: the driver may only read its "
+            "store, which holds the recipe; `raycrew-env prefetch` builds it on this node"
         )
     return {"python": str(store.on_this_machine(environment).python), "host": platform.node(), "seconds": {}}
 
@@ -78,8 +83,8 @@ def create_local_venv_on_each_node(
         venv_name: A readable name for it.
         runner: Runs a function once on each node: a `RayVirtualCluster`, a `RayConnection`.
         force_rebuild: Choose versions and build anew even where it is there.
-        store: Where environments lie, at the same path on each node, and whose stores may be used there, too;
-            the default store if left out.
+        store: Where environments lie, at the same path on each node, where the same owners, deadline and
+            number of builds hold; the default store if left out.
 
     Raises:
         SpecError: `py_executable` or the name makes no sense.
@@ -90,16 +95,21 @@ def create_local_venv_on_each_node(
     if spec.kind == "interpreter":
         return _checked_everywhere(spec.path, runner)
     store = store or Store()
-    force = force_rebuild or forced(store.environ)
-    key, root, owners = published_key(spec, store), str(store.root), store.trusted_owners
-    if not force and key is not None and store.sealed(key):
-        work = partial(use_published, key, root, owners)
-    else:
-        recipe = prepare(spec, store, force=force)
-        key = recipe.key
-        work = partial(install_recipe, recipe.to_bytes(), root, force, owners)
-    path = str(store.path(key))
-    _on_each_node(work, runner, venv_name, path, store.locks(key).progress)
+    opened = partial(
+        Store, str(store.root), build_timeout_s=store.build_timeout_s, max_builds=store.max_builds,
+        trusted_owners=store.trusted_owners,
+    )  # fmt: skip
+    with rebuilding(spec, store, force_rebuild) as force:
+        key = published_key(spec, store)
+        if not force and key is not None and store.sealed(key):
+            work = partial(use_published, key, opened)
+        else:
+            recipe = prepare(spec, store, force=force)
+            key = recipe.key
+            work = partial(install_recipe, recipe.to_bytes(), opened, uuid.uuid4().hex if force else "")
+        path = str(store.path(key))
+        deadline_s = _STEPS * store.build_timeout_s + _PROBE_S
+        _on_each_node(work, runner, venv_name, path, store.locks(key).progress, deadline_s)
     store.locks(key).use()  # nodes that share the store keep it while this driver lives
     store.name(venv_name, key)
     return path
@@ -125,10 +135,10 @@ def _caught(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return {"host": platform.node(), "error": f"{type(error).__name__}: {error}"}
 
 
-def _answers(work: Callable[[], T], runner: NodeRunner) -> Iterator[tuple[str, T]]:
+def _answers(work: Callable[[], T], runner: NodeRunner, deadline_s: float) -> Iterator[tuple[str, T]]:
     """Run on each node; a runner with a deadline of its own is given one that is long enough for a build."""
     if "timeout_s" in inspect.signature(runner.run_on_each_node).parameters:
-        return partial(runner.run_on_each_node, timeout_s=Store().build_timeout_s)(work)  # type: ignore[call-arg]
+        return partial(runner.run_on_each_node, timeout_s=deadline_s)(work)  # type: ignore[call-arg]
     return runner.run_on_each_node(work)
 
 
@@ -138,11 +148,12 @@ def _on_each_node(
     label: str,
     path: str,
     said: Callable[[], str] = str,
+    deadline_s: float = _PROBE_S,
 ) -> None:
     """Run on each node and see that all came to the same path; `said` tells what a build here does."""
     failures = {}
     with reporting(f"environment {label} on each node") as report, _told(said, report) as told:
-        for done, (node, answer) in enumerate(_answers(partial(_caught, work), runner), 1):
+        for done, (node, answer) in enumerate(_answers(partial(_caught, work), runner, deadline_s), 1):
             seconds = sum(answer.get("seconds", {}).values())
             told(f"{done} done, the last one {answer['host']} ({seconds:.1f} s)")
             if "error" in answer:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from raycrew.venv_manager._spec import EnvironmentSpec
+from raycrew.venv_manager._spec import EnvironmentSpec, need_several
 from raycrew.venv_manager._store import Store
 from raycrew.venv_manager._uv import parse
 from raycrew.venv_manager._waiting import await_all, workers
@@ -35,7 +35,10 @@ def prefetch(
 
     Raises:
         ProvisionError: Some could not be built; the others were.
+        SpecError: Nothing is registered for one of the names.
+        TypeError: One name is given where several are meant.
     """
+    need_several("names", names)
     chosen = ACTOR_ENVIRONMENT_REGISTRY if registry is None else registry
     wanted = {fqn: parse(spec) for fqn, spec in chosen.items() if not names or fqn in names}
     if unknown := set(names) - set(wanted):

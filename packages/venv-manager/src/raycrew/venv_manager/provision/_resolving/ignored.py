@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raycrew.venv_manager._spec import (
-    file_hash,
+    content_hash,
     files_below,
     holds_files,
     ignored_by_git,
@@ -55,7 +55,7 @@ class Ignored:
     def sums(self) -> Mapping[str, str]:
         """What the files hold that are looked at: those in no ignored folder, and what is counted."""
         looked_at = (name for name in self.names if not name.endswith("/") or name in self.counted)
-        return {file: file_hash(file) for file in self.marks_of(looked_at)}
+        return {file: content_hash(file) for file in self.marks_of(looked_at)}
 
     def marks_of(self, names: Iterable[str]) -> dict[str, tuple[int, ...]]:
         """When each file of some names was changed last."""
@@ -80,7 +80,7 @@ class Ignored:
         now = self.marks_of(names)
         gone = self.marks.keys() - now.keys()
         return not any(self._is_of(file, names) for file in gone) and all(
-            file in as_they_are or self.marks.get(file) == mark or self.sums.get(file) == file_hash(file)
+            file in as_they_are or self.marks.get(file) == mark or self.sums.get(file) == content_hash(file)
             for file, mark in now.items()
         )
 

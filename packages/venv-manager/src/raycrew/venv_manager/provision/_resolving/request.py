@@ -28,7 +28,6 @@ from raycrew.venv_manager.provision._resolving.resolution import (
     expectation,
     is_synced,
     recipe_variables,
-    secrets_of,
     sync_of,
     told_in,
 )
@@ -124,11 +123,7 @@ class Request:
         """
         key = _spec.key_of(identity)
         if (kept := self.store.recipe(key)) is not None:  # how files come there may differ, not which
-            return replace(
-                kept,
-                variables=recipe_variables(self.spec, self.store.environ),
-                secrets=secrets_of(self.spec, self.store.environ),
-            )
+            return replace(kept, **self._own())
         self.store.need_writable(key)
         made = self._recipe(key, identity, report, synced)
         if not synced:
@@ -136,29 +131,35 @@ class Request:
         return made
 
     def _recipe(self, key: str, identity: Mapping[str, Any], report: Report, checked: bool) -> Recipe:
-        spec, environ = self.spec, self.store.environ
         choice = self._choose(report, checked) if self.by_lock else self._chosen(report, False)
         built = dict(self._built(choice, report))
         wheels = dict(self._wheels(choice, built))
         if not checked:  # else once uv has installed it
             self._need_same(identity, choice, {name: wheel.content for name, wheel in built.items()})
         entries: list[Package] = [*choice.entries(), *(wheel_entry(*pair) for pair in wheels.items())]
-        told = told_to_uv(spec, environ)
-        access = access_of(spec, environ, told)
         return Recipe(
             key=key,
-            spec=spec.to_dict(),
             identity=identity,
-            python=spec.python,
             lock=without_credentials(write_lock(entries)),
             wheels=wheels,
-            settings=settings(told, spec, access.urls),
-            variables=recipe_variables(spec, environ),
             platform=this_platform(),
-            expectation=expectation(spec, self.carried),
-            credentials=access.names,
-            secrets=access.secrets,
+            expectation=expectation(self.spec, self.carried),
+            **self._own(),
         )
+
+    def _own(self) -> dict[str, Any]:
+        """What of a recipe belongs to who asks: others who come to the same environment have their own."""
+        spec, environ = self.spec, self.store.environ
+        told = told_to_uv(spec, environ)
+        access = access_of(spec, environ, told)
+        return {
+            "spec": spec.to_dict(),
+            "python": spec.python,
+            "settings": settings(told, spec, access.urls),
+            "variables": recipe_variables(spec, environ),
+            "credentials": access.names,
+            "secrets": access.secrets,
+        }
 
     def _need_same(
         self,

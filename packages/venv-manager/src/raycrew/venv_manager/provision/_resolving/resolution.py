@@ -68,11 +68,6 @@ def recipe_variables(spec: EnvironmentSpec, environ: Mapping[str, str]) -> dict[
     }
 
 
-def secrets_of(spec: EnvironmentSpec, environ: Mapping[str, str]) -> Mapping[str, str]:
-    """The variables that give uv this process's credentials for a spec."""
-    return access_of(spec, environ, told_to_uv(spec, environ)).secrets
-
-
 def is_synced(spec: EnvironmentSpec, carried: Luggage) -> bool:
     """Whether uv installs a spec by itself: a locked project with no local sources, and nothing beside it."""
     carries = carried.ray or carried.distributions

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from raycrew.venv_manager._spec import file_hash, files_below, is_litter, named_files
+from raycrew.venv_manager._spec import content_hash, files_below, is_litter, named_files
 from raycrew.venv_manager._store import shipped, tops_of
 from raycrew.venv_manager.errors import SpecError
 
@@ -42,7 +42,7 @@ class Shipped:
         counted |= {
             n for n in there if n in may_come or any(n.startswith(m) for m in may_come if m[-1] == "/")
         }
-        return cls({n: file_hash(folder / n) for n in sorted(counted)}, frozenset(_aside(there, counted)))
+        return cls({n: content_hash(folder / n) for n in sorted(counted)}, frozenset(_aside(there, counted)))
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
@@ -60,7 +60,7 @@ class Shipped:
             return (
                 self.files.keys() <= there
                 and _aside(there, self.files.keys()) <= self.aside
-                and all(file_hash(folder / name) == known for name, known in self.files.items())
+                and all(content_hash(folder / name) == known for name, known in self.files.items())
             )
         except SpecError:  # something vanished while it was read
             return False

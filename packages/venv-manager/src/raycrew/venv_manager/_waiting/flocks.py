@@ -1,0 +1,72 @@
+"""Locked files: each is its process's own, and nobody's that is forked from it."""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_open: set[int] = set()
+
+
+def _leave_to_parent() -> None:
+    """What is locked is shared with the parent: a copy would keep it locked, and one unlocking unlocks both.
+
+    The numbers stay, as code that is in the middle of something may let go of them later.
+    """
+    if not _open:
+        return
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for descriptor in _open:
+        os.dup2(nothing, descriptor, inheritable=False)
+    os.close(nothing)
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+def take(path: str | Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
+    """A file that can be locked, to be let go of by `leave`.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
+    _open.add(descriptor)
+    return descriptor
+
+
+def leave(descriptor: int) -> None:
+    """Unlock and close a file; unlocking is said, as a process that was started may share it."""
+    _open.discard(descriptor)
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
+@contextlib.contextmanager
+def taken(path: str | Path) -> Iterator[int]:
+    """A file that can be locked, until the end of the block.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+    descriptor = take(path)
+    try:
+        yield descriptor
+    finally:
+        leave(descriptor)
+
+
+def try_lock(descriptor: int, operation: int) -> bool:
+    """Whether a file is locked now: not if another one has it.
+
+    Raises:
+        OSError: Its file system has no locks.
+    """
+    try:
+        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
