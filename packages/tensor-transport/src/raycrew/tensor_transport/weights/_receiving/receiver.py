@@ -328,9 +328,8 @@ class WeightReceiver(Belonging):
 
     def _chain(self, version: int | None, missing_ok: bool) -> list[int] | None:
         """The versions to apply one after another; None where there is none at all, and none need be."""
-        held = self._applier.held.version if self._applier.held.intact else None
         try:
-            return self._member.directory.ask(Record.chain, version, held)
+            return self._member.directory.ask(Record.chain, version, self._applier.held.number)
         except BucketFetchError as error:
             if missing_ok and not error.version:
                 return None
