@@ -293,6 +293,44 @@ class TestFailures:
             other.close()
             publisher.close()
 
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_an_engine_goes_on_that_came_to_an_earlier_version_to_prepare_one(
+        self, llm, store, monkeypatch, fails
+    ):
+        with (
+            WeightDirectory.local() as directory,
+            VllmWeights(llm, store=store, directory=directory) as weights,
+        ):
+            publisher = WeightPublisher(store, directory=directory)
+            publisher.publish(model(1))
+            some, states, get = {"a": model(2)["a"]}, [], store.get
+            trainer = type(
+                "Trainer", (), {"publish_weights": lambda _: publisher.publish(some, partial=True)}
+            )()
+
+            def breaks_later(ticket, timeout_s=None):
+                if fails and weights.version is not None:
+                    raise TransportError("the store is gone")
+                return get(ticket, timeout_s)
+
+            class Generator:
+                def prepare_weights(self, version):
+                    try:
+                        return weights.prepare_weights(version, timeout_s=20)
+                    finally:
+                        states.append((weights.require(), llm.is_paused, llm.version))
+
+                def apply_weights(self, version):
+                    return weights.apply_weights(version, timeout_s=20)
+
+            monkeypatch.setattr(store, "get", breaks_later)
+            how = {"directory": directory, "prepare": "prepare_weights", "timeout_s": 20}
+            with pytest.raises((BucketFetchError, LoadRefusedError), match=r"store is gone|publish it whole"):
+                sync_weights(LocalPeers([trainer]), LocalPeers([Generator()]), **how)
+            assert states == [(1, False, "1")] and not llm.is_paused
+            assert same(llm.workers.held(), model(1))
+            publisher.close()
+
 
 class TestRequests:
     @pytest.mark.parametrize(
