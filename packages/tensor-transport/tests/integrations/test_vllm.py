@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from forking import in_a_child
 from vllm_fake import NAMES, ROWS, WIDTH, Llm, Workers, install
 
 from raycrew.tensor_transport import (
@@ -330,6 +332,31 @@ class TestFailures:
             assert states == [(1, False, "1")] and not llm.is_paused
             assert same(llm.workers.held(), model(1))
             publisher.close()
+
+    def test_a_forked_child_lets_the_engine_that_its_parent_pauses_be(
+        self, llm, store, publisher, monkeypatch
+    ):
+        with VllmWeights(llm, store=store) as weights:
+            update, load, refused = publisher.publish(model(1)), llm.update_weights, []
+
+            def is_refused():
+                before = list(llm.told)
+                for ask in (
+                    weights.pull,
+                    partial(weights.prepare_weights, 1),
+                    partial(weights.apply_weights, update),
+                ):
+                    with pytest.raises(TransportError, match="is that of process"):
+                        ask()
+                return llm.told == before and llm.is_paused
+
+            def forks(request):
+                refused.append(in_a_child(is_refused))
+                load(request)
+
+            monkeypatch.setattr(llm, "update_weights", forks)
+            weights.apply_weights(update)
+            assert refused == [True] and not llm.is_paused
 
 
 class TestRequests:

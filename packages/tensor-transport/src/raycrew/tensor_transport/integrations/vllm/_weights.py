@@ -140,6 +140,7 @@ class VllmWeights(Belonging):
         Raises:
             WeightUpdateError: See `WeightReceiver.prepare`.
         """
+        self._check_process()
         with self._lock, self._resuming():
             return self._receiver.prepare(version, timeout_s=timeout_s)
 
@@ -205,6 +206,7 @@ class VllmWeights(Belonging):
             self._loader.close()
 
     def _change(self, change: Callable[[], _T]) -> _T:
+        self._check_process()
         with self._lock, self._resuming():
             try:
                 return change()
