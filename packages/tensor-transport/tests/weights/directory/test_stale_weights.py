@@ -8,6 +8,7 @@ from streaming import TIMEOUT_S, Generator, Trainer, sync
 from raycrew.tensor_transport.errors import (
     BaseVersionError,
     BucketFetchError,
+    StaleVersionError,
     StaleWeightsError,
     WeightUpdateError,
 )
@@ -19,6 +20,7 @@ from raycrew.tensor_transport.weights import (
     WeightUpdate,
     join_updates,
 )
+from raycrew.tensor_transport.weights._directory import Record
 from raycrew.tensor_transport.weights._receiving.held import Held
 
 CHANGES = {
@@ -349,3 +351,38 @@ def test_what_is_fetched_again_is_the_version_that_was_held_not_one_of_its_numbe
         generator.receiver.pull()
     assert generator.receiver.require(1) == 1
     assert_same(generator.model.tensors, weights())
+
+
+class Late:
+    """A directory whose answer to what there is comes late once: something is done before."""
+
+    def __init__(self, directory, before):
+        self._directory, self._before = directory, before
+
+    def __getattr__(self, name):
+        return getattr(self._directory, name)
+
+    def ask(self, method, *args):
+        found = self._directory.ask(method, *args)
+        if method is Record.chain and self._before is not None:
+            before, self._before = self._before, None
+            before()
+        return found
+
+
+@pytest.mark.hostile
+def test_who_pulls_is_content_with_a_later_version_that_came_by_another_thread(store):
+    with WeightDirectory.local(keep=2) as directory:
+        trainer = Trainer(store, directory)
+        trainer.publish_weights()
+
+        def another():
+            trainer.seed = 1
+            trainer.publish_weights()
+            assert generator.receiver.pull().version == 2
+
+        generator = Generator(store, Late(directory, another))
+        assert generator.receiver.pull().version == 2
+        assert_same(generator.model.tensors, weights(1))
+        with pytest.raises(StaleVersionError, match="version 2 is held already"):
+            generator.receiver.pull(1)
