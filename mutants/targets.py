@@ -359,6 +359,7 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         "transports/shared_memory": ON_PROCESSES,
         "weights/_receiving/receipt": WORDS,
         "weights/_routing/route": WORDS,
+        "weights/_syncing/routing": ON_PROCESSES,
     },
     "venv-manager": {
         "provision/_nodes/prefetching": ON_RAY,

@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from forking import in_a_child
 from vllm_fake import NAMES, ROWS, WIDTH, Llm, Workers, install
 
 from raycrew.tensor_transport import (
@@ -292,6 +294,69 @@ class TestFailures:
                 assert llm.version == "1"
             other.close()
             publisher.close()
+
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_an_engine_goes_on_that_came_to_an_earlier_version_to_prepare_one(
+        self, llm, store, monkeypatch, fails
+    ):
+        with (
+            WeightDirectory.local() as directory,
+            VllmWeights(llm, store=store, directory=directory) as weights,
+        ):
+            publisher = WeightPublisher(store, directory=directory)
+            publisher.publish(model(1))
+            some, states, get = {"a": model(2)["a"]}, [], store.get
+            trainer = type(
+                "Trainer", (), {"publish_weights": lambda _: publisher.publish(some, partial=True)}
+            )()
+
+            def breaks_later(ticket, timeout_s=None):
+                if fails and weights.version is not None:
+                    raise TransportError("the store is gone")
+                return get(ticket, timeout_s)
+
+            class Generator:
+                def prepare_weights(self, version):
+                    try:
+                        return weights.prepare_weights(version, timeout_s=20)
+                    finally:
+                        states.append((weights.require(), llm.is_paused, llm.version))
+
+                def apply_weights(self, version):
+                    return weights.apply_weights(version, timeout_s=20)
+
+            monkeypatch.setattr(store, "get", breaks_later)
+            how = {"directory": directory, "prepare": "prepare_weights", "timeout_s": 20}
+            with pytest.raises((BucketFetchError, LoadRefusedError), match=r"store is gone|publish it whole"):
+                sync_weights(LocalPeers([trainer]), LocalPeers([Generator()]), **how)
+            assert states == [(1, False, "1")] and not llm.is_paused
+            assert same(llm.workers.held(), model(1))
+            publisher.close()
+
+    def test_a_forked_child_lets_the_engine_that_its_parent_pauses_be(
+        self, llm, store, publisher, monkeypatch
+    ):
+        with VllmWeights(llm, store=store) as weights:
+            update, load, refused = publisher.publish(model(1)), llm.update_weights, []
+
+            def is_refused():
+                before = list(llm.told)
+                for ask in (
+                    weights.pull,
+                    partial(weights.prepare_weights, 1),
+                    partial(weights.apply_weights, update),
+                ):
+                    with pytest.raises(TransportError, match="is that of process"):
+                        ask()
+                return llm.told == before and llm.is_paused
+
+            def forks(request):
+                refused.append(in_a_child(is_refused))
+                load(request)
+
+            monkeypatch.setattr(llm, "update_weights", forks)
+            weights.apply_weights(update)
+            assert refused == [True] and not llm.is_paused
 
 
 class TestRequests:

@@ -121,3 +121,17 @@ def test_a_target_of_deltas_takes_nothing_else_for_one_tensor():
         assert all(torch.equal(held[name], before[name]) for name in held)
     target.load(source.encode(tied(2)).tensors)
     assert torch.equal(held[LAST], weights(2)[FIRST])
+
+
+def test_those_of_a_model_without_memory_are_told_by_their_storage(store):
+    with torch.device("meta"):
+        model = torch.nn.ModuleDict({name: torch.nn.Linear(3, 3, bias=False) for name in "abc"})
+    model["c"].weight = model["a"].weight
+    loads = []
+    receiver = WeightReceiver(loads.extend, expected=model.state_dict(), store=store)
+    state = {f"{name}.weight": torch.full((3, 3), float(value)) for value, name in enumerate("abc")}
+    with pytest.raises(ManifestMismatchError, match=r"'a\.weight' and 'c\.weight' are one tensor here"):
+        receiver.apply(WeightPublisher(store).publish(state))
+    assert not loads and receiver.intact
+    receiver.apply(WeightPublisher(store).publish(state | {"c.weight": state["a.weight"]}))
+    assert len(loads) == 3

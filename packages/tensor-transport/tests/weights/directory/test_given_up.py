@@ -193,8 +193,8 @@ def waiting_for_room(record):
     author = Author(record)
     author.begin()
     author.put(count=1)
-    assert record.credit(0, number, 0, 4, 4) is None
-    return (number, 0, 4, 4), (number, "a", "n", (1,))
+    assert record.credit(0, number, 0, "publisher 0", 4, 4) is None
+    return (number, 0, author.name, 4, 4), (number, "a", "n", (1,))
 
 
 @pytest.mark.hostile

@@ -175,7 +175,7 @@ def test_who_waits_for_all_does_not_wait_for_what_does_not_come(end):
     asked = (number, frozenset({PLAN.digest}), "a", "1", "n", True)
     if end == "hurried":
         assert record.offer(0, *asked) is None
-        assert record.credit(0, number, 0, 8, 1) is None
+        assert record.credit(0, number, 0, "publisher 0", 8, 1) is None
         assert len(record.offer(0, *asked).news.buckets) == 1
     elif end == "aborted":
         assert record.offer(0, *asked) is None

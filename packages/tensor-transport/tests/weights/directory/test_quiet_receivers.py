@@ -37,7 +37,7 @@ def test_who_keeps_no_version_waits_until_buckets_are_had():
 @pytest.mark.hostile
 def test_a_publisher_with_a_window_waits_until_buckets_are_had():
     record, author, number = crew()
-    assert record.credit(0, number, author.part, 4, 100)
+    assert record.credit(0, number, author.part, author.name, 4, 100)
     assert record.news(0, number, "reader mine", "node", (0,)).quiet_s == 0
 
 

@@ -193,15 +193,15 @@ def test_credit_is_what_the_slowest_voter_has():
     number = record.reserve(0, ["1", "2"], None)
     enter(record, number, fast="1", slow="2")
     author.begin()
-    assert record.credit(0, number, 0, 4, 4)
+    assert record.credit(0, number, 0, "publisher 0", 4, 4)
     author.put(count=1)
     for receiver in ("fast", "slow"):
         assert record.news(0, number, receiver, "n", (0,)).buckets
-    assert record.credit(0, number, 0, 4, 4) is None
+    assert record.credit(0, number, 0, "publisher 0", 4, 4) is None
     record.took(0, number, "fast", (1,))
-    assert record.credit(0, number, 0, 4, 4) is None
+    assert record.credit(0, number, 0, "publisher 0", 4, 4) is None
     record.took(0, number, "slow", (1,))
-    assert record.credit(0, number, 0, 4, 4)
+    assert record.credit(0, number, 0, "publisher 0", 4, 4)
     assert record.collect(0, "node") == ["1/0/0"]
 
 

@@ -30,7 +30,7 @@ def test_a_receiver_may_be_silent_for_a_lease_and_no_longer():
     author.begin(0)
     author.put(0, count=1)
     record.news(2, number, "r", "n", (0,))
-    assert record.credit(9, number, 0, 4, 8), "who asks whether it may put more is not silent"
+    assert record.credit(9, number, 0, "publisher 0", 4, 8), "who asks whether it may put more is not silent"
     assert record.next_expiry() == 2 + lease_s
     assert record.decision(11.9, number) is None
     assert record.decision(2 + lease_s, number) == "aborted"
@@ -41,7 +41,7 @@ def test_a_receiver_may_be_silent_for_a_lease_and_no_longer():
     "say",
     [
         lambda author: author.put(3, count=1),
-        lambda author: author.record.credit(3, author.number, 0, 4, 4),
+        lambda author: author.record.credit(3, author.number, 0, "publisher 0", 4, 4),
     ],
 )
 def test_a_publisher_may_be_silent_for_a_lease_after_whatever_it_said(say):
@@ -94,10 +94,11 @@ def test_what_is_ahead_of_the_slowest_has_to_fit_the_window_with_what_is_to_come
     record = Record()
     number, author = asked(record, "r"), Author(record)
     author.begin()
-    assert record.credit(0, number, 0, 100, 4), "what is larger than the window goes alone"
+    assert record.credit(0, number, 0, "publisher 0", 100, 4), "what is larger than the window goes alone"
     author.put(count=1)
-    assert record.credit(0, number, 0, 4, 8)
-    assert record.credit(0, number, 0, 5, 8) is None and record.credit(0, number, 0, 4, 7) is None
+    assert record.credit(0, number, 0, "publisher 0", 4, 8)
+    for size_bytes, window_bytes in ((5, 8), (4, 7)):
+        assert record.credit(0, number, 0, "publisher 0", size_bytes, window_bytes) is None
 
 
 def test_of_a_part_that_a_receiver_has_not_heard_of_it_has_nothing():
@@ -107,10 +108,11 @@ def test_of_a_part_that_a_receiver_has_not_heard_of_it_has_nothing():
     for author in authors:
         author.begin()
         author.put(count=1)
-        assert record.credit(0, number, author.part, 4, 4) is None
+        assert record.credit(0, number, author.part, author.name, 4, 4) is None
     record.news(0, number, "r", "n", (0, 0))
     record.took(0, number, "r", (1, 0))
-    assert record.credit(0, number, 0, 4, 4) and record.credit(0, number, 1, 4, 4) is None
+    found = [record.credit(0, number, author.part, author.name, 4, 4) for author in authors]
+    assert found == [True, None]
 
 
 @pytest.mark.hostile
@@ -120,7 +122,7 @@ def test_there_is_no_room_in_what_is_over_or_has_no_such_part():
     author.begin(version=1)
     for number, part, why in ((99, 0, "it is over"), (1, 1, "begun anew, without part 1")):
         with pytest.raises(UpdateAbortedError, match=why):
-            record.credit(0, number, part, 4, 4)
+            record.credit(0, number, part, author.name, 4, 4)
 
 
 @pytest.mark.hostile

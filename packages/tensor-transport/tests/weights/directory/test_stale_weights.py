@@ -2,10 +2,16 @@
 
 import pytest
 import torch
-from models import assert_same, weights
+from models import Model, assert_same, weights
 from streaming import TIMEOUT_S, Generator, Trainer, sync
 
-from raycrew.tensor_transport.errors import BucketFetchError, StaleWeightsError, WeightUpdateError
+from raycrew.tensor_transport.errors import (
+    BaseVersionError,
+    BucketFetchError,
+    StaleVersionError,
+    StaleWeightsError,
+    WeightUpdateError,
+)
 from raycrew.tensor_transport.testing import InProcessByteStore
 from raycrew.tensor_transport.weights import (
     WeightDirectory,
@@ -14,6 +20,7 @@ from raycrew.tensor_transport.weights import (
     WeightUpdate,
     join_updates,
 )
+from raycrew.tensor_transport.weights._directory import Record
 from raycrew.tensor_transport.weights._receiving.held import Held
 
 CHANGES = {
@@ -291,3 +298,91 @@ def test_what_is_required_is_a_number_or_was_published(store):
     for wrong in ("3", receipt):
         with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
             receiver.require(wrong)
+
+
+@pytest.mark.hostile
+def test_a_partial_version_is_not_added_to_that_of_another_publisher_with_the_same_number(store):
+    model = Model()
+    receiver = WeightReceiver(model.load, store=store)
+    receiver.apply(WeightPublisher(store).publish(weights(1)))
+    restarted = PartialTrainer(store, None)
+    restarted.publisher = WeightPublisher(store, keep=2)
+    missed, partial = (restarted.publish_weights() for _ in range(2))
+    with pytest.raises(BaseVersionError, match=r"versions \[1\] of its publisher"):
+        receiver.apply(partial)
+    assert_same(model.tensors, weights(1))
+    assert receiver.intact
+    receiver.apply(missed)
+    assert receiver.apply(partial).version == 2
+    assert_same(model.tensors, weights() | CHANGES[2])
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("how", ["pull", "sync"])
+def test_what_a_directory_did_not_number_is_replaced_by_what_its_versions_are_added_to(store, directory, how):
+    trainer, generator = PartialTrainer(store, directory), Generator(store, directory)
+    generator.receiver.apply(WeightPublisher(store).publish(weights(1)))
+    trainer.publish_weights()
+    if how == "pull":
+        generator.receiver.pull()
+        assert_same(generator.model.tensors, weights())
+    else:
+        sync([trainer], [generator], directory)
+        assert_same(generator.model.tensors, weights() | CHANGES[2])
+
+
+@pytest.mark.hostile
+def test_what_is_fetched_again_is_the_version_that_was_held_not_one_of_its_number(store, directory):
+    trainer, generator = PartialTrainer(store, directory), Generator(store, directory, rollback="refetch")
+    generator.receiver.apply(WeightPublisher(store).publish(weights(1)))
+    trainer.publish_weights()
+    generator.receiver.apply(1)
+    trainer.step = 2
+    trainer.publish_weights()
+    load = generator.model.load
+
+    def breaks(tensors):
+        generator.model.load = load
+        load(tensors)
+        raise ValueError("the worker ran out of memory")
+
+    generator.model.load = breaks
+    with pytest.raises(WeightUpdateError, match="the worker ran out of memory"):
+        generator.receiver.pull()
+    assert generator.receiver.require(1) == 1
+    assert_same(generator.model.tensors, weights())
+
+
+class Late:
+    """A directory whose answer to what there is comes late once: something is done before."""
+
+    def __init__(self, directory, before):
+        self._directory, self._before = directory, before
+
+    def __getattr__(self, name):
+        return getattr(self._directory, name)
+
+    def ask(self, method, *args):
+        found = self._directory.ask(method, *args)
+        if method is Record.chain and self._before is not None:
+            before, self._before = self._before, None
+            before()
+        return found
+
+
+@pytest.mark.hostile
+def test_who_pulls_is_content_with_a_later_version_that_came_by_another_thread(store):
+    with WeightDirectory.local(keep=2) as directory:
+        trainer = Trainer(store, directory)
+        trainer.publish_weights()
+
+        def another():
+            trainer.seed = 1
+            trainer.publish_weights()
+            assert generator.receiver.pull().version == 2
+
+        generator = Generator(store, Late(directory, another))
+        assert generator.receiver.pull().version == 2
+        assert_same(generator.model.tensors, weights(1))
+        with pytest.raises(StaleVersionError, match="version 2 is held already"):
+            generator.receiver.pull(1)

@@ -1,9 +1,13 @@
 """Numbers that ranks give their versions: from 1, again after a failure, and never within an update."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
 from authors import Author
+from streaming import TIMEOUT_S
 
 from raycrew.tensor_transport.errors import StaleVersionError, UpdateAbortedError, WeightUpdateError
 from raycrew.tensor_transport.testing import InProcessByteStore
@@ -70,12 +74,12 @@ def test_a_part_of_what_was_given_up_is_no_part_of_what_replaced_it():
     first, second = (Author(record, part, 2) for part in range(2))
     first.begin(version=1)
     second.begin(version=1)
-    record.abort(0, 1, "part 0 failed", 0)
+    record.abort(0, 1, "part 0 failed", 0, first.name)
     assert first.begin(version=1) == 1
-    for tell in (second.put, second.finish, lambda: record.credit(0, 1, 1, 4, 4)):
+    for tell in (second.put, second.finish, lambda: record.credit(0, 1, 1, second.name, 4, 4)):
         with pytest.raises(UpdateAbortedError, match="begun anew, without part 1"):
             tell()
-    assert record.abort(0, 1, "part 1 failed, too", 1), "its buckets are its own to release"
+    assert record.abort(0, 1, "part 1 failed, too", 1, second.name), "its buckets are its own to release"
     first.put()
     first.finish()
     assert second.publish(version=1) == 1
@@ -128,3 +132,47 @@ def test_parts_that_nobody_asked_for_are_not_advised_to_name_a_version_that_is_n
     for version in (None, 1):
         with pytest.raises(WeightUpdateError, match="takes updates from sync_weights"):
             first.publish({"a": torch.ones(2)}, version=version)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("window_bytes", [None, 4096])
+def test_a_publisher_that_was_replaced_and_goes_on_leaves_its_successor_the_version(store, window_bytes):
+    directory, is_stopped, goes_on = WeightDirectory.local(), threading.Event(), threading.Event()
+    how = {"directory": directory, "bucket_bytes": 512, "timeout_s": TIMEOUT_S, "window_bytes": window_bytes}
+    old = WeightPublisher(store, **how)
+
+    def stands_still():
+        yield "a", torch.zeros(200)
+        is_stopped.set()
+        goes_on.wait(TIMEOUT_S)
+        yield from ((name, torch.zeros(200)) for name in "bc")
+
+    def waits():
+        yield "a", torch.ones(200)
+        goes_on.set()
+        with pytest.raises(StaleVersionError, match="was replaced"):
+            going_on.result(TIMEOUT_S)
+        yield from ((name, torch.ones(200)) for name in "bc")
+
+    with ThreadPoolExecutor() as pool:
+        going_on = pool.submit(old.publish, stands_still(), version=5)
+        assert is_stopped.wait(TIMEOUT_S)
+        new = WeightPublisher(store, **how)
+        assert new.publish(waits(), version=5).version == 5
+    loaded = {}
+    assert WeightReceiver(loaded.update, store=store, directory=directory).pull().version == 5
+    assert all(tensor.all() for tensor in loaded.values()) and len(loaded) == 3
+
+
+@pytest.mark.hostile
+def test_who_was_replaced_and_asks_for_room_keeps_no_version_of_its_successor_from_its_end():
+    record = Record(lease_s=10)
+    old = Author(record, name="old")
+    old.begin(version=1)
+    new = Author(record, name="new")
+    new.begin(now=1, version=1)
+    with pytest.raises(StaleVersionError, match="publisher old of part 0 was replaced by new"):
+        record.credit(9, 1, 0, "old", 4, 4)
+    assert record.abort(9, 1, "it is stale", 0, "old"), "what it put is nobody else's"
+    assert record.decision(9, 1) is None
+    assert record.decision(11, 1) == "aborted"

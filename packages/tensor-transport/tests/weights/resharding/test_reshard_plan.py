@@ -384,6 +384,8 @@ def test_impossible_layouts_are_refused():
         parameter(Block((0, 0), Region(6, (2, 2), (2, 1))))
     with pytest.raises(LayoutError, match="does not fit into the memory"):
         parameter(Block((0, 0), Region(-1, (2, 2), (2, 1))))
+    with pytest.raises(LayoutError, match="does not fit into the memory"):
+        parameter(Block((0, 0), Region(1, (2, 2), (2, -1))))
     for shape in ((2,), (2, 2, 1)):
         with pytest.raises(LayoutError, match="said to hold"):
             parameter(Block((0,) * len(shape), Region(0, shape, (1,) * len(shape))))
@@ -418,8 +420,14 @@ def test_impossible_layouts_are_refused():
             on_mesh((4,), DTYPE, mesh, [None])
     with pytest.raises(LayoutError, match="2 splits do not fit a mesh of 1"):
         on_mesh((4,), DTYPE, [0, 1], [None, None])
-    with pytest.raises(LayoutError, match="they do not fit each other"):
+    with pytest.raises(LayoutError, match="they do not fit each other; let them differ"):
         fused({"a": replicated((2, 3), DTYPE, [0]), "b": replicated((2, 4), DTYPE, [0])}, "ab")
+    for shapes, dim in (([(3,), ()], 0), ([(2, 3), (2,)], 1), ([(2, 3, 2), (2, 3)], 2), ([(2,), (2, 0)], 0)):
+        parts = {str(i): replicated(shape, DTYPE, [0]) for i, shape in enumerate(shapes)}
+        with pytest.raises(LayoutError, match=f"differ in the length of dimension {dim} alone"):
+            fused(parts, "p", dim)
+    with pytest.raises(LayoutError, match="let them have one shape"):
+        stacked([{"a": replicated((3,), DTYPE, [0])}, {"b": replicated((), DTYPE, [0])}], "p")
     with pytest.raises(LayoutError, match=f"have the dtypes {DTYPE}, uint8: a parameter has one"):
         fused({"a": replicated((2, 3), DTYPE, [0]), "b": replicated((2, 3), "uint8", [0])}, "ab")
 

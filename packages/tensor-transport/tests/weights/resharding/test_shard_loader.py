@@ -56,3 +56,19 @@ def test_a_parameter_with_a_gap_is_refused_before_anything_is_fetched():
     ShardLoader({"w": torch.zeros(4, 2)}, padded, 1)
     with pytest.raises(ReshardError, match="the layout says"):
         ShardLoader({"w": torch.zeros(3, 2)}, padded, 1)
+
+
+@pytest.mark.hostile
+def test_names_that_are_one_parameter_of_a_rank_get_one_value_or_nothing():
+    store, state = InProcessByteStore(), {"a": torch.zeros(2, 3), "b": torch.zeros(2, 3)}
+    state["tied"] = state["a"]
+    layout = Layout({name: sharded((4, 3), "float32", range(2)) for name in state})
+    loader = ShardLoader(state, layout, 1)
+    receiver = WeightReceiver(loader, expected=loader.expected, store=store)
+    publisher = WeightPublisher(store)
+    whole = {name: torch.full((4, 3), float(value)) for value, name in enumerate(state, 1)}
+    with pytest.raises(ManifestMismatchError, match="'a' and 'tied' are one tensor here"):
+        receiver.apply(publisher.publish(whole))
+    assert not state["a"].any()
+    receiver.apply(publisher.publish(whole | {"tied": whole["a"].clone()}))
+    assert state["a"].eq(1).all() and state["b"].eq(2).all()

@@ -1,6 +1,7 @@
 """Updates over one transport that is chosen for all: groups of our own, and what is kept beside them."""
 
 import inspect
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import streaming
 import torch
+from forking import in_a_child
 from models import assert_same, weights
 from streaming import TIMEOUT_S, sync
 
@@ -648,3 +650,59 @@ def test_what_a_store_of_another_kind_has_put_is_refused_by_name(of_publisher, o
         publisher.publish({"w": torch.ones(3)})
         with pytest.raises(BucketFetchError, match="stores of one kind"):
             receiver.pull()
+
+
+class Slow(SharedMemoryTransport):
+    """One thread stands still where it is asked what it can, until it goes on."""
+
+    def __init__(self):
+        self.stands, self.goes_on = threading.Event(), threading.Event()
+        super().__init__(arena_bytes=1 << 16)
+
+    @property
+    def capabilities(self):
+        if threading.current_thread() is not threading.main_thread():
+            self.stands.set()
+            assert self.goes_on.wait(TIMEOUT_S)
+        return super().capabilities
+
+
+@pytest.mark.hostile
+def test_a_forked_child_uses_a_store_whatever_its_parents_threads_did_with_it():
+    found = np.arange(8, dtype=np.uint8)
+
+    def used():
+        signal.alarm(30)  # It would wait for ever.
+        ticket = store.put(found)
+        return (store.get(ticket) == found).all() and not store.close()
+
+    with Slow() as memory, RouteStore({"shared_memory": memory}) as store, ThreadPoolExecutor() as pool:
+        putting = pool.submit(store.put, found)
+        assert memory.stands.wait(TIMEOUT_S)
+        try:
+            assert in_a_child(used)
+        finally:
+            memory.goes_on.set()
+        assert (store.get(putting.result(TIMEOUT_S)) == found).all()
+
+
+@pytest.mark.hostile
+def test_a_forked_child_is_on_no_route_of_its_parent_which_stays_on_it(crew):
+    crew.sync(1)
+    key, store = crew.generators[0].store.key, crew.generators[0].store
+    assert in_a_child(lambda: store.key == "" and store.explain() == "no route is joined")
+    assert in_a_child(lambda: not store.close())
+
+    def refused():
+        for ask in (partial(crew.route.connect, [], []), crew.route.turn, partial(crew.sync, 2)):
+            with pytest.raises(
+                TransportError, match=r"this WeightRoute is that of process .* make another one"
+            ):
+                ask()
+        return not crew.route.close()
+
+    assert in_a_child(refused)
+    assert store.key == key
+    assert crew.sync(2).version == 2
+    crew.all_hold(2)
+    assert crew.keys == {key}

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from forking import in_a_child
 
 from raycrew.tensor_transport import TransportError, TransportTimeoutError
 from raycrew.tensor_transport.weights._syncing.turns import Turns
@@ -84,3 +85,27 @@ def test_a_wait_ends_in_time_or_when_it_is_not_wanted_any_more(turns):
         assert isinstance(dropped, KeyError)
         assert isinstance(again, TransportTimeoutError)
         assert len(turns._tickets) == 1
+
+
+def test_a_forked_child_waits_for_no_thread_of_its_parent(turns):
+    inside, go_on = threading.Event(), threading.Event()
+
+    def take():
+        with turns.turn(None):
+            inside.set()
+            assert go_on.wait(60)
+
+    def has_a_turn():
+        with turns.turn(20):
+            return True
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    assert inside.wait(60)
+    try:
+        assert in_a_child(has_a_turn)
+        with pytest.raises(TransportTimeoutError), turns.turn(0.01):
+            raise AssertionError("it is not over here")
+    finally:
+        go_on.set()
+        thread.join(60)

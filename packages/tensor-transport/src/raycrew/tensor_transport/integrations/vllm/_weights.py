@@ -135,10 +135,13 @@ class VllmWeights(Belonging):
     def prepare_weights(self, version: int, *, timeout_s: float | None = 600.0) -> WeightReceipt:
         """Fetch and verify a version while the engine serves; `apply_weights` then only loads it.
 
+        Where it comes to an earlier version first, the engine pauses for that, and goes on.
+
         Raises:
             WeightUpdateError: See `WeightReceiver.prepare`.
         """
-        with self._lock:
+        self._check_process()
+        with self._lock, self._resuming():
             return self._receiver.prepare(version, timeout_s=timeout_s)
 
     def apply_weights(self, version: WeightUpdate | int, *, timeout_s: float | None = 600.0) -> WeightReceipt:
@@ -203,6 +206,7 @@ class VllmWeights(Belonging):
             self._loader.close()
 
     def _change(self, change: Callable[[], _T]) -> _T:
+        self._check_process()
         with self._lock, self._resuming():
             try:
                 return change()
@@ -292,12 +296,13 @@ class VllmWeights(Belonging):
     def _pause(self) -> None:
         if self._is_paused:
             return
+        self._is_paused = True  # Whoever is interrupted from here on has it go on.
         try:
             self._engine.pause(self._requests)
         except BaseException as error:  # It may be paused, or be so in a moment.
             _try_after(error, self._engine.resume)
+            self._is_paused = False
             raise
-        self._is_paused = True
 
     def _check_whole(self, weights: Sequence[tuple[str, torch.Tensor]]) -> None:
         if missing := self._names - {name for name, _ in weights}:

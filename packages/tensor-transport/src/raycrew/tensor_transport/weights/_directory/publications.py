@@ -104,11 +104,13 @@ class Publications(Shelf):
         left_s = None if version.deadline is None else max(0.0, version.deadline - now)
         return Begun(number, version.route, left_s, version.is_unconfirmed, freed)
 
-    def credit(self, now: float, number: int, part: int, size_bytes: int, window_bytes: int) -> bool | None:
+    def credit(
+        self, now: float, number: int, part: int, publisher: str, size_bytes: int, window_bytes: int
+    ) -> bool | None:
         """Whether so many bytes more may be put: what is ahead of the slowest voter has to fit the window."""
-        if number in self.versions and part in self.versions[number].parts:
+        if number in self.versions and self.versions[number].has(part, publisher):
             self.versions[number].parts[part].expires = now + self.lease_s
-        version = self._living(now, number, part)
+        version = self._living(now, number, part, publisher)
         version.is_metered = True
         ahead = [a for a in version.parts[part].buckets if not version.is_taken(a)]
         if not ahead or sum(a.bucket.size_bytes for a in ahead) + size_bytes <= window_bytes:
@@ -119,8 +121,7 @@ class Publications(Shelf):
     def announce(self, now: float, number: int, publisher: str, *buckets: Announced) -> bool:
         """Buckets can be fetched; whether somebody wants to hear of others before all are there."""
         for announced in buckets:
-            version = self._living(now, number, announced.part)
-            self._check_publisher(announced.part, publisher)
+            version = self._living(now, number, announced.part, publisher)
             part = version.parts[announced.part]
             version.announced += 1
             part.buckets.append(replace(announced, place=version.announced))
@@ -130,8 +131,7 @@ class Publications(Shelf):
     def finish(self, now: float, number: int, finish: Finish) -> WeightUpdate:
         """A part is complete; what it is now."""
         self.announce(now, number, finish.publisher, *finish.rest)
-        version = self._living(now, number, finish.part)
-        self._check_publisher(finish.part, finish.publisher)
+        version = self._living(now, number, finish.part, finish.publisher)
         part = version.parts[finish.part]
         if len(part.buckets) != finish.bucket_count:
             raise WeightUpdateError(
@@ -147,7 +147,7 @@ class Publications(Shelf):
 
     def end(self, now: float, number: int, finish: Finish, scope: str) -> Ended:
         """As `finish`; what it returns, what `collect` does, and whether buckets were awaited one by one."""
-        is_awaited = not self._living(now, number, finish.part).is_awaited_whole
+        is_awaited = not self._living(now, number, finish.part, finish.publisher).is_awaited_whole
         return self.finish(now, number, finish), self.collect(now, scope), is_awaited
 
     def publish(self, now: float, begin: Begin, finish: Finish) -> Ended | None:
@@ -159,13 +159,19 @@ class Publications(Shelf):
         number = self.begin(now, begin)
         return None if number is None else self.end(now, number, finish, begin.scope)
 
-    def abort(self, now: float, number: int, reason: str, part: int | None = None) -> bool:
-        """Give a version up, with a part that it has, unless it is decided; whether it is, or the part is."""
+    def abort(
+        self, now: float, number: int, reason: str, part: int | None = None, publisher: str = ""
+    ) -> bool:
+        """Give a version up, unless it is decided; whether it is.
+
+        Who publishes a part gives up a version that has it: one that was begun anew, by who replaced it, is
+        another one.
+        """
         self._tidy(now)
         version = self.versions.get(number)
-        if part is not None and version is not None and version.is_live and part not in version.parts:
-            return True
         if version is not None and version.is_live:
+            if part is not None and not version.has(part, publisher):
+                return True
             self._abort(version, reason)
         return version is None or version.state == "aborted"
 

@@ -154,13 +154,14 @@ class Shelf:
                 "one that was made last may publish"
             )
 
-    def _living(self, now: float, number: int, part: int) -> Version:
+    def _living(self, now: float, number: int, part: int, publisher: str) -> Version:
         self._tidy(now)
         version = self.versions.get(number)
         if version is None or version.state != "open":
             raise self._given_up(version or Version(number, reason="it is over"))
         if part not in version.parts:
             raise self._given_up(Version(number, reason=f"it was begun anew, without part {part} so far"))
+        self._check_publisher(part, publisher)
         return version
 
     @staticmethod

@@ -187,7 +187,7 @@ class DirectoryTeller:
     def make_room(self, version: int, size_bytes: int, window_bytes: int | None) -> None:
         if window_bytes is not None and self._unsaid is None:
             self._say(version)
-            asked = (version, self._part, size_bytes, window_bytes)
+            asked = (version, self._part, self._name, size_bytes, window_bytes)
             self._directory.wait(Record.credit, self._timeout_s, *asked)
             self._collect()
 
@@ -221,7 +221,8 @@ class DirectoryTeller:
         if version == _LATER:
             return is_over
         with contextlib.suppress(DirectoryLostError):  # Receivers see that it is lost, too.
-            is_over = self._directory.ask(Record.abort, version, f"part {self._part}: {reason}", self._part)
+            said = (version, f"part {self._part}: {reason}", self._part, self._name)
+            is_over = self._directory.ask(Record.abort, *said)
             self._collect()
         return is_over
 

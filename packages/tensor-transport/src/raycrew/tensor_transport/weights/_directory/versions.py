@@ -189,6 +189,10 @@ class Version:
         called = self.ballots is not None and self.is_called_for
         return called and self.state == "aborted" and part not in self.begun
 
+    def has(self, part: int, publisher: str) -> bool:
+        """Whether a part was begun by this publisher."""
+        return part in self.parts and self.parts[part].begin.publisher == publisher
+
     @property
     def is_live(self) -> bool:
         """Whether nothing is decided."""

@@ -198,14 +198,21 @@ class Applier:
         return heading, stream, watch
 
     def _is_behind(self, heading: Heading) -> bool:
-        """Whether whole weights are of a version before those that a partial one can be added to."""
-        held, bases = self.held, heading.bases
-        return bool(bases) and held.is_whole and held.version is not None and held.version < min(bases or ())
+        """Whether whole weights are of a version before those that a partial one can be added to.
+
+        So are those of a version that the directory did not number.
+        """
+        before = (self.held.number or 0) < min(heading.bases or (0,))
+        return self.held.is_whole and before and not self._has_base(heading)
+
+    def _has_base(self, heading: Heading) -> bool:
+        """Whether a partial version can be added to what is held."""
+        its = (heading.bases or (), heading.publisher)
+        return self.held.is_one_of(*its, is_numbered_once=heading.is_numbered_once)
 
     def _catch_up(self, version: int | None, deadline: float | None) -> None:
         """Come to what a partial version is added to, with the versions between."""
-        held = self.held.version if self.held.is_whole else None
-        for number in self._member.directory.ask(Record.chain, version, held):
+        for number in self._member.directory.ask(Record.chain, version, self.held.number):
             self.apply(number, None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def _holds(self, heading: Heading) -> bool:
@@ -225,10 +232,10 @@ class Applier:
                 f"{held.publisher:.8}, whose version {previous} was applied; only a publisher that is not "
                 "replaced may go on"
             )
-        if heading.bases is not None and (previous not in heading.bases or not held.intact):
+        if heading.bases is not None and not self._has_base(heading):
             error = BaseVersionError(
-                f"update {version} has to be added to one of the versions {sorted(heading.bases)}: apply one "
-                "of them first, or pull()"
+                f"update {version} has to be added to one of the versions {sorted(heading.bases)} of its "
+                "publisher: apply one of them first, or pull()"
             )
             error.bases = tuple(sorted(heading.bases))
             raise error
@@ -287,11 +294,12 @@ class Applier:
         previous = self.held
         if self._expected is None and self._fixed:
             self._expected = loading.schema
-        is_numbered_once = not isinstance(update, WeightUpdate)
         self.held = previous.followed_by(
-            heading.version, heading.publisher, is_numbered_once=is_numbered_once
+            heading.version, heading.publisher, is_numbered_once=heading.is_numbered_once
         )
         self._rollback.committed(heading.version, loading.fetched)
+        if heading.bases is None:
+            self._updates = {}
         if isinstance(update, WeightUpdate):
             self._keep_update(update)
         else:
@@ -307,8 +315,6 @@ class Applier:
 
     def _keep_update(self, update: WeightUpdate) -> None:
         if self._refetches:
-            if update.bases is None:
-                self._updates = {}
             self._updates[update.version] = update
 
     def _let_go_of_held(self, version: int) -> None:

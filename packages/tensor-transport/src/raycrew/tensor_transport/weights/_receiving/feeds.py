@@ -143,7 +143,9 @@ class DirectoryFeed:
         if len(plans) == len(self._plans):
             entries, schemas = [plan.tensors for plan in plans], [plan.schema for plan in plans]
             schema = schemas[0] if len(schemas) == 1 else {n: what for s in schemas for n, what in s.items()}
-        return Heading(self._version, offer.publisher, offer.bases, entries, schema, offer.is_vote)
+        return Heading(
+            self._version, offer.publisher, offer.bases, entries, schema, offer.is_vote, is_numbered_once=True
+        )
 
     def check(self) -> None:
         """Raise UpdateAbortedError if the version was given up."""

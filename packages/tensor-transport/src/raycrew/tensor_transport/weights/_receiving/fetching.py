@@ -43,6 +43,7 @@ class Heading:
     Attributes:
         entries: Those of each part, whose buckets are counted by themselves; None where they come with the
             buckets, until all are there.
+        is_numbered_once: Whether the receiver's directory numbered it: it uses no number again.
     """
 
     version: int
@@ -51,6 +52,7 @@ class Heading:
     entries: Sequence[Sequence[TensorEntry]] | None
     schema: Schema | None
     is_vote: bool = False
+    is_numbered_once: bool = False
 
     def with_all(self, fetched: "Sequence[Fetched]") -> "Heading":
         """What is known once all buckets are there."""

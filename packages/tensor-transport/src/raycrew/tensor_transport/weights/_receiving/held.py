@@ -1,6 +1,7 @@
 """What a receiver holds: one value, so that other threads never see half of a change."""
 
 import operator
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Protocol, SupportsIndex, runtime_checkable
 
@@ -31,7 +32,7 @@ class Held:
         publisher: Whose it is.
         intact: Whether the weights are those of `version`.
         loading: The version that is being loaded, or is not decided yet, or that was left half-way.
-        is_numbered_once: Whether a directory numbered the version: it uses no number again.
+        is_numbered_once: Whether the receiver's directory numbered the version: it uses no number again.
         superseded: Publishers whose versions were replaced by those of another one: they are all older.
     """
 
@@ -46,6 +47,16 @@ class Held:
     def is_whole(self) -> bool:
         """Whether the weights are those of a version."""
         return self.version is not None and self.intact
+
+    @property
+    def number(self) -> int | None:
+        """The directory's number of whole weights; None where they are of no version that it numbered."""
+        return self.version if self.is_whole and self.is_numbered_once else None
+
+    def is_one_of(self, numbers: Container[int], publisher: str, *, is_numbered_once: bool) -> bool:
+        """Whether whole weights are those that a publisher, or the directory, gave one of these numbers."""
+        is_its = self.publisher == publisher or (self.is_numbered_once and is_numbered_once)
+        return self.is_whole and is_its and self.version in numbers
 
     def followed_by(self, version: int, publisher: str, *, is_numbered_once: bool) -> "Held":
         """What is held once a version was applied whole."""

@@ -14,6 +14,7 @@ import torch
 from raycrew.tensor_transport._bytes import Belonging
 from raycrew.tensor_transport.errors import (
     BucketFetchError,
+    StaleVersionError,
     TransportClosedError,
     TransportError,
     WeightUpdateError,
@@ -246,7 +247,7 @@ class WeightReceiver(Belonging):
         """Come to a version of the directory, the latest unless given, with all those it has to be added to.
 
         For receivers that are late or were restarted. What is replaced by a later version while it is fetched
-        is tried again with that one.
+        is tried again with that one; one that another thread applied meanwhile is as good.
 
         Args:
             version: The latest unless given.
@@ -271,7 +272,7 @@ class WeightReceiver(Belonging):
                 return None
             try:
                 return self._pull(chain, deadline)
-            except BucketFetchError:
+            except (BucketFetchError, StaleVersionError):
                 latest = self._member.directory.latest
                 is_gone = latest is None and not (missing_ok and self.intact)
                 if number is not None or is_gone or latest == chain[-1]:
@@ -328,9 +329,8 @@ class WeightReceiver(Belonging):
 
     def _chain(self, version: int | None, missing_ok: bool) -> list[int] | None:
         """The versions to apply one after another; None where there is none at all, and none need be."""
-        held = self._applier.held.version if self._applier.held.intact else None
         try:
-            return self._member.directory.ask(Record.chain, version, held)
+            return self._member.directory.ask(Record.chain, version, self._applier.held.number)
         except BucketFetchError as error:
             if missing_ok and not error.version:
                 return None

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from raycrew.tensor_transport import _ray
-from raycrew.tensor_transport._bytes import Closing, private_copy, tensor_over
+from raycrew.tensor_transport._bytes import Closing, private_copy, remake_in_child, tensor_over
 from raycrew.tensor_transport.errors import (
     GroupError,
     TransportClosedError,
@@ -98,6 +98,14 @@ class RouteStore(Closing):
         self._sent: deque[Transfer] = deque(maxlen=2)
         self._closed = False
         self._lock = threading.RLock()
+        remake_in_child(self)
+
+    def after_fork(self) -> None:
+        """A forked child has joined no route: its parent is the member."""
+        self._lock = threading.RLock()
+        self._groups, self._route, self._device = (), None, CPU
+        self._turns, self._sends = {}, ""
+        self._sent.clear()
 
     @property
     def key(self) -> str:

@@ -1,14 +1,13 @@
 """How the buckets of updates get from a trainer to its generators: decided once, for all of them."""
 
 import math
-import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from raycrew.tensor_transport._bytes import Closing
+from raycrew.tensor_transport._bytes import Belonging
 from raycrew.tensor_transport.errors import TransportClosedError, TransportError
 from raycrew.tensor_transport.process_groups import Backend, GroupHost, Invitation
 from raycrew.tensor_transport.transports import Choice, choose_transport
@@ -25,7 +24,7 @@ _USABLE: Mapping[str, tuple[str, ...]] = {"cpu": _ON_CPU, "cuda": ("nccl", "cuda
 """What may be asked for, by where the bytes are."""
 
 
-class WeightRoute(Closing):
+class WeightRoute(Belonging):
     """Chooses one transport for a trainer and its generators, and has all of them use it; of the driver.
 
     `sync_weights(route=…)` calls a method on all ranks that hands what it is given to `RouteStore.join`, and
@@ -72,8 +71,8 @@ class WeightRoute(Closing):
         self._route: Route | None = None
         self._choice: Choice | None = None
         self._members: tuple[str, ...] = ()
-        self._lock, self._turns = threading.Lock(), Turns("update goes over this route")
-        self._closed = False
+        self._turns = Turns("update goes over this route")
+        super().__init__()
 
     @property
     def choice(self) -> Choice | None:
@@ -98,8 +97,10 @@ class WeightRoute(Closing):
 
         Raises:
             TransportTimeoutError: It did not end in time.
-            TransportError: It is an update of this very thread, or one that waits for it, for ever.
+            TransportError: It is an update of this very thread, or one that waits for it, for ever; or this
+                process was forked from the one that the route belongs to.
         """
+        self._check_process()
         return self._turns.turn(timeout_s, check)
 
     def connect(
@@ -114,10 +115,12 @@ class WeightRoute(Closing):
 
         Raises:
             NoTransportError: No transport can be used by all members.
-            TransportError: A method returned something else than what `RouteStore.join` does.
+            TransportError: A method returned something else than what `RouteStore.join` does, or this process
+                was forked from the one that the route belongs to.
             TransportClosedError: This route is closed.
             Exception: What the first member that failed raised; its notes name the others.
         """
+        self._check_process()
         with self._lock:
             if self._closed:
                 raise TransportClosedError("this WeightRoute is closed")
@@ -138,7 +141,9 @@ class WeightRoute(Closing):
         self._members = ()
 
     def close(self) -> None:
-        """End the groups: members are told; idempotent."""
+        """End the groups: members are told; idempotent, and nothing in a forked child."""
+        if self._is_parents:
+            return
         with self._lock:
             self._closed = True
             self._end_groups()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from raycrew.tensor_transport._bytes import remake_in_child
 from raycrew.tensor_transport.errors import TransportError, TransportTimeoutError
 
 _SLICE_S = 0.1
@@ -45,6 +46,11 @@ class Turns:
         self._changed = threading.Condition()
         self._tickets: deque[Turn] = deque()
         """Of who has its turn, and of those that wait behind."""
+        remake_in_child(self)
+
+    def after_fork(self) -> None:
+        """In a forked child it is nobody's turn: the threads are its parent's."""
+        self._changed, self._tickets = threading.Condition(), deque()
 
     @contextmanager
     def turn(self, timeout_s: float | None, check: Callable[[], object] | None = None) -> Iterator[Turn]:

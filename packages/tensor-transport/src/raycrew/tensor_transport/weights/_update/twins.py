@@ -7,7 +7,10 @@ import torch
 
 
 def twins_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Each name whose elements (memory, shape and dtype) have other names, too, and the first of these."""
+    """Each name whose elements (memory, shape and dtype) have other names, too, and the first of these.
+
+    Tensors of one storage are told as well where that has no memory: those of a model on the meta device.
+    """
     names: dict[tuple[Any, ...], list[str]] = {}
     for name, tensor in tensors.items():
         if (place := _place(tensor)) is not None:
@@ -22,6 +25,7 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
     if not isinstance(part, torch.Tensor) or part.is_nested or part.layout != torch.strided:
         return None
     wraps = type(part).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
-    if wraps or part.is_meta or not part.numel():
+    if wraps or not part.numel():
         return None
-    return (part.device, part.data_ptr(), tuple(part.shape), part.stride(), part.dtype, tuple(tensor.shape))
+    first = (part.untyped_storage(), part.storage_offset()) if part.is_meta else part.data_ptr()
+    return (part.device, first, tuple(part.shape), part.stride(), part.dtype, tuple(tensor.shape))

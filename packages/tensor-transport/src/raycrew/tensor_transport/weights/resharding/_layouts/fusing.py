@@ -103,11 +103,13 @@ def _fused_shape(
         raise LayoutError(
             f"{parameter!r} has no dimension {dim} along which parts could lie", tensor=parameter
         )
-    rests = {shape if stack else (*shape[:dim], *shape[dim + 1 :]) for shape in shapes}
+    rests = {(len(shape), shape if stack else (*shape[:dim], *shape[dim + 1 :])) for shape in shapes}
     if len(rests) > 1:
         listed = ", ".join(str(list(shape)) for shape in shapes)
+        alike = "have one shape" if stack else f"differ in the length of dimension {dim} alone"
         raise LayoutError(
-            f"the parts of {parameter!r} on rank {rank} have the shapes {listed}: they do not fit each other",
+            f"the parts of {parameter!r} on rank {rank} have the shapes {listed}: they do not fit each "
+            f"other; let them {alike}",
             tensor=parameter,
         )
     lengths = [1 if stack else shape[dim] for shape in shapes]

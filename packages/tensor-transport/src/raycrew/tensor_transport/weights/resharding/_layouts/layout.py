@@ -314,7 +314,8 @@ def _check(name: str, tensor: TensorLayout) -> None:
                     tensor=name,
                     region=str(box),
                 )
-            if region.offset < 0 or region.offset + _extent(region.shape, region.strides) > extent:
+            begin, end = region.offset, region.offset + _extent(region.shape, region.strides)
+            if min(begin, *region.strides, 0) < 0 or end > extent:
                 raise LayoutError(
                     f"{box} of {name!r} does not fit into the memory of rank {share.rank}: a parameter of "
                     f"shape {list(share.memory.shape)}",

@@ -1,6 +1,7 @@
 """What updates bring, written into the parts of it that one rank holds."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 
@@ -36,11 +37,17 @@ class ShardLoader:
 
     @property
     def expected(self) -> dict[str, torch.Tensor]:
-        """The whole tensors by name, without memory: what updates have to bring."""
-        return {
-            name: torch.empty(tensor.shape, dtype=parse_torch_dtype(tensor.dtype), device="meta")
-            for name, tensor in self._layout.tensors.items()
-        }
+        """The whole tensors by name, without memory: what updates have to bring.
+
+        Names whose parts are one memory of this rank have one tensor: they have to get the same elements.
+        """
+        found: dict[str, torch.Tensor] = {}
+        made: dict[tuple[Any, ...], torch.Tensor] = {}
+        for name, tensor in self._layout.tensors.items():
+            parts = tuple((self._memories[each].data_ptr(), block) for each, block in self._blocks[name])
+            whole = torch.empty(tensor.shape, dtype=parse_torch_dtype(tensor.dtype), device="meta")
+            found[name] = made.setdefault((parts or name, whole.dtype, whole.shape), whole)
+        return found
 
     def __call__(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Copy this rank's boxes of each tensor to their places.
