@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from raycrew.tensor_transport import BatchSchemaError
-from raycrew.tensor_transport._columns.kinds.padding import raw
+from raycrew.tensor_transport._bytes import raw
 from raycrew.tensor_transport._columns.lengths import as_wide, padded_width, row_lengths
 
 

@@ -26,6 +26,7 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 _NUMPY_DTYPES: dict[torch.dtype, np.dtype[Any]] = {
     dtype: np.dtype(name) for name, dtype in TORCH_DTYPES.items() if hasattr(np, name) and name != "bool"
 }
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 _LARGE_COPY = 1 << 20  # from here on numpy copies faster into fresh pages than torch does
 _COPY_PART = 4 << 20
 _NUMPY_KINDS = "biufcmMSU"
@@ -96,6 +97,13 @@ def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     if flat.stride(0) != 1:  # a single element may have any stride and still be contiguous
         flat = flat.as_strided((1,), (1,))
     return flat.view(torch.uint8)
+
+
+def raw(tensor: torch.Tensor) -> torch.Tensor:
+    """A view whose elements can be assigned by mask or number, which some dtypes' own can't."""
+    if tensor.is_floating_point() and tensor.itemsize == 1:
+        return tensor.view(torch.uint8)
+    return tensor.view(_SIGNED[tensor.dtype]) if tensor.dtype in _SIGNED else tensor
 
 
 def flat_memory(tensor: torch.Tensor, name: str = "tensor") -> torch.Tensor:

@@ -8,14 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from raycrew.tensor_transport._bytes import reduce_through
+from raycrew.tensor_transport._bytes import raw, reduce_through
 from raycrew.tensor_transport._columns.kinds.padding import (
     Number,
     PadSide,
     check_pad_side,
     check_pad_value,
     join,
-    raw,
 )
 from raycrew.tensor_transport._rows import Rows, is_contiguous, refuse_special_array, row_numbers
 from raycrew.tensor_transport.errors import BatchSchemaError
