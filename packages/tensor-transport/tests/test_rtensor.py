@@ -13,6 +13,7 @@ from raycrew.tensor_transport._handles.registry import ShardRegistry
 from raycrew.tensor_transport._handles.walk import collect_shards, flatten_shard_ids, localize, remotize
 from raycrew.tensor_transport._rows.shards import TensorShardInfo
 from raycrew.tensor_transport.backends.inline import InlineBackend
+from raycrew.tensor_transport.backends.shared_memory import SharedMemoryBackend
 from raycrew.tensor_transport.errors import ShardLostError, UnsupportedTensorError
 from raycrew.tensor_transport.protocols import RowHandle, ShardBackend
 from raycrew.tensor_transport.rtensor import RTensor
@@ -477,3 +478,17 @@ def test_microbatches_of_handles_stay_as_short_as_planned_when_they_are_padded()
     ):
         local = localize(part, registry, pad=True)
         assert local["ids"].shape == local["attention_mask"].shape == (part.size, length)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("rows", [slice(None), slice(2, 9), [3, 20, 5]])
+@pytest.mark.parametrize("kind", [InProcessBackend, SharedMemoryBackend])
+def test_what_is_fetched_into_a_tensor_is_a_write_that_autograd_knows(kind, rows):
+    registry = ShardRegistry(kind())
+    handle = RTensor.concat(registry.put([table(), table() + 100]))[rows]
+    saved, weight = torch.ones(len(handle), 4), torch.ones(4, requires_grad=True)
+    loss = (saved * weight).sum()
+    registry.fetch([handle], into=[saved])
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    registry.close()

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.autograd.graph import increment_version
 
 from raycrew.tensor_transport._bytes.sections import in_sections
 from raycrew.tensor_transport.errors import DecodeError, UnsupportedTensorError
@@ -117,6 +118,15 @@ def flat_memory(tensor: torch.Tensor, name: str = "tensor") -> torch.Tensor:
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         raise ValueError(f"{name} is not contiguous, or a lazy conjugate or negative: it can't be filled")
     return flat_bytes(tensor)
+
+
+def count_write(tensors: Iterable[torch.Tensor]) -> None:
+    """Have torch know of a write to tensors that went past it.
+
+    What it had saved of them, as autograd and `Encoded.check_unchanged` do, is then known to be gone, and not
+    taken for what lies there now.
+    """
+    increment_version(list(tensors))
 
 
 def array_bytes(array: npt.NDArray[Any]) -> Bytes:
