@@ -132,7 +132,7 @@ def run_bounds(size: int, parts: int | Sequence[int]) -> list[tuple[int, int]]:
     Raises:
         ValueError: The sizes do not add up to the number of rows.
     """
-    if isinstance(parts, int):
+    if isinstance(parts, int | np.integer):
         return even_bounds(size, parts)
     if sum(parts) != size or any(each < 0 for each in parts):
         raise ValueError(f"sizes {list(parts)} do not add up to {size} rows")

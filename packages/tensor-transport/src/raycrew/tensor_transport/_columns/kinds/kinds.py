@@ -168,7 +168,11 @@ class ArrayKind(Kind):
                     actual=(other.dtype, other.shape[1:]),
                 )
         # numpy would turn foreign byte orders into the native one; texts take the widest.
-        return np.concatenate(list(columns), dtype=None if first.dtype.kind in "US" else first.dtype)
+        dtype = first.dtype
+        if dtype.kind in "US":
+            widest = max((column.dtype for column in columns), key=lambda text: text.itemsize)
+            dtype = widest.newbyteorder(dtype.byteorder)
+        return np.concatenate(list(columns), dtype=dtype)
 
     def repeat(self, column: Array, times: int, *, share: bool) -> Array:
         repeated = np.repeat(column, times, axis=0)

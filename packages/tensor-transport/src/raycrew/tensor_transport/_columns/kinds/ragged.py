@@ -192,6 +192,8 @@ class RaggedTensor:
 def _lengths(lengths: Sequence[int] | torch.Tensor) -> torch.Tensor:
     """Lengths as int64 on the CPU, in memory of their own."""
     refuse_special_array(lengths, "lengths")
+    if isinstance(lengths, np.ndarray):  # torch takes neither another byte order nor one from back to front
+        lengths = lengths.astype(lengths.dtype.newbyteorder("="), order="C")
     found = torch.as_tensor(lengths, device="cpu")
     whole = found.numel() == 0 or not (found.is_floating_point() or found.is_complex())
     if found.ndim != 1 or not whole or found.dtype == torch.bool or (found < 0).any():
