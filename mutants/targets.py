@@ -209,6 +209,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "tensor-transport": {
         "_ray/answers": ("ray/test_answers.py",),
         "_rows/views": ("rows/test_view_values.py", "rows/test_views.py"),
+        "_rows/windows": ("rows/test_windows.py", "test_rtensor.py"),
         "_rows/arrays": ("rows", "test_batch_hostile.py"),
         "_rows/counts": ("rows", "test_batch_hostile.py"),
         "_rows/indexing": ("rows/test_indexing.py", "rows/test_view_values.py"),

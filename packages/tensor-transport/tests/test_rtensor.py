@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import ProcessPeer
 
-from raycrew.tensor_transport import BatchedDataDict, TransportError
+from raycrew.tensor_transport import BatchedDataDict, BatchSchemaError, TransportError
 from raycrew.tensor_transport._handles.registry import ShardRegistry
 from raycrew.tensor_transport._handles.walk import collect_shards, flatten_shard_ids, localize, remotize
 from raycrew.tensor_transport._rows.shards import TensorShardInfo
 from raycrew.tensor_transport.backends.inline import InlineBackend
+from raycrew.tensor_transport.backends.shared_memory import SharedMemoryBackend
 from raycrew.tensor_transport.errors import ShardLostError, UnsupportedTensorError
 from raycrew.tensor_transport.protocols import RowHandle, ShardBackend
 from raycrew.tensor_transport.rtensor import RTensor
@@ -359,3 +360,135 @@ class TestEquality:
         assert one[:, 1:] != one[:, :-1]
         assert one[:0] == one[5:5]
         assert one != table()
+
+
+def trimmed(registry, used, width, *, left=False, pad=-1):
+    """Ids of one row with their padding, and the handle of what is stored of them."""
+    mask = torch.zeros(1, width, dtype=torch.int64)
+    mask[:, width - used if left else 0 : None if left else used] = 1
+    ids = torch.where(mask > 0, torch.arange(1, width + 1), pad)
+    return ids, remotize({"ids": ids, "attention_mask": mask}, registry, trim=True)["ids"]
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("used", [4, 6, 8])
+def test_handles_of_other_widths_do_not_join_where_padding_was_trimmed(left, used):
+    registry = ShardRegistry(InProcessBackend())
+    (_, a), (_, b) = trimmed(registry, 4, 10, left=left), trimmed(registry, used, 8, left=left)
+    with pytest.raises(ValueError, match="of 8 and 10 do not join"):
+        RTensor.concat([a, b])
+    with pytest.raises(ValueError, match="columns do not make one tensor"):
+        RTensor([a.shard, b.shard])
+    with pytest.raises(BatchSchemaError, match=r"column 'ids'.*do not join"):
+        BatchedDataDict.from_batches([{"ids": a}, {"ids": b}])
+
+
+@pytest.mark.hostile
+def test_columns_that_were_cut_are_no_padding():
+    registry = ShardRegistry(InProcessBackend())
+    ids, handle = trimmed(registry, 6, 10)
+    for part, want in [
+        (handle.truncate_columns(4), ids[:, :4]),
+        (handle.truncate_columns(8), ids[:, :8]),
+        (handle.truncate_columns(6), ids[:, :6]),
+        (handle.truncate_columns(12), ids),
+        (handle[:, 1:4], ids[:, 1:4]),
+        (handle[:, :], ids),
+        (handle.padded()[:, :8], ids[:, :8]),
+        (handle.padded()[:, 3:9], ids[:, 3:9]),
+        (handle[:, :0], ids[:, :0]),
+    ]:
+        restored = pickle.loads(pickle.dumps(part))
+        assert torch.equal(localize(restored, registry, pad=True), want), part
+        assert torch.equal(registry.fetch([part.padded().padded()])[0], want)
+    _, left = trimmed(registry, 6, 10, left=True)
+    assert left.truncate_columns(4).padded().columns_range == (4, 8)
+    assert left.truncate_columns(8).padded().columns_range == (4, 10)
+
+
+@pytest.mark.hostile
+def test_handles_that_were_cut_join_where_their_columns_are_the_same():
+    registry = ShardRegistry(InProcessBackend())
+    ids, handle = trimmed(registry, 6, 10)
+    other_ids, other = trimmed(registry, 4, 10)
+    with pytest.raises(ValueError, match="do not join"):
+        RTensor.concat([handle[:, 2:5], other])
+    with pytest.raises(ValueError, match=r"of 4 and 10 do not join"):
+        RTensor.concat([handle.truncate_columns(4), other])
+    with pytest.raises(ValueError, match=r"of 10 and cut ones do not join"):
+        RTensor.concat([handle[:, 1:6], handle])
+    for join, want in [
+        ([handle[:, 2:4], other[:, 2:4]], torch.cat([ids, other_ids])[:, 2:4]),
+        ([handle.truncate_columns(5), other.truncate_columns(5)], torch.cat([ids, other_ids])[:, :5]),
+        ([handle.padded(), other], torch.cat([ids, other_ids])),
+    ]:
+        assert torch.equal(localize(RTensor.concat(join), registry, pad=True), want)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint64, torch.float8_e4m3fn, torch.float8_e8m0fnu])
+def test_scattered_rows_of_several_shards_of_any_dtype(dtype):
+    registry = ShardRegistry(InProcessBackend())
+    ids = torch.arange(12, dtype=torch.uint8).repeat_interleave(dtype.itemsize).reshape(6, -1)
+    handle = RTensor.concat(registry.put([ids[:4].view(dtype), ids[4:].view(dtype)]))
+    rows = [5, 0, 3, 4, 0]
+    assert torch.equal(registry.fetch([handle[rows]])[0].view(torch.uint8), ids[rows])
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    ("pad", "dtype"),
+    [(-0.0, torch.float32), (2**64 - 1, torch.uint64), (7, torch.uint16), (1.5, torch.float16)],
+)
+@pytest.mark.parametrize("rows", [[0, 1], [1, 0]])
+def test_padding_comes_back_as_the_very_bytes(pad, dtype, rows):
+    registry = ShardRegistry(InProcessBackend())
+    mask = torch.tensor([[0, 1, 0, 0]])
+    values = torch.full((1, 4), pad, dtype=dtype)
+    values[:, 1] = 3
+    stored = [remotize({"x": values, "attention_mask": mask}, registry, trim=True)["x"] for _ in range(2)]
+    assert stored[0].shape == (1, 1)
+    restored = RTensor.concat(stored)[rows].localize(pad=True)
+    assert torch.equal(restored.view(torch.uint8), torch.cat([values, values]).view(torch.uint8))
+
+
+def test_zeros_of_two_signs_are_two_values_and_no_padding():
+    registry = ShardRegistry(InProcessBackend())
+    sample = {"x": torch.tensor([[1.0, 0.0, -0.0]]), "attention_mask": torch.tensor([[1, 0, 0]])}
+    assert remotize(sample, registry, trim=True)["x"].shape == (1, 3)
+
+
+@pytest.mark.hostile
+def test_microbatches_of_handles_stay_as_short_as_planned_when_they_are_padded():
+    registry = ShardRegistry(InProcessBackend())
+    lengths = torch.tensor([2, 6, 4, 6])
+    mask = (torch.arange(10) < lengths[:, None]).long()
+    batch = BatchedDataDict(ids=mask * 3 - 1, attention_mask=mask, lengths=lengths)
+    remote = remotize(batch, registry, trim=True, only=lambda tensor: tensor.ndim == 2)
+    arguments = {
+        "max_tokens_per_microbatch": 8,
+        "sequence_length_round": 1,
+        "input_key": "ids",
+        "input_lengths_key": "lengths",
+    }
+    (shard,) = remote.shard_by_batch_size(1, dynamic_batching_args=arguments).shards
+    for part, length in zip(
+        shard.make_microbatch_iterator_with_dynamic_shapes(), shard.micro_batch_lengths[0], strict=True
+    ):
+        local = localize(part, registry, pad=True)
+        assert local["ids"].shape == local["attention_mask"].shape == (part.size, length)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("rows", [slice(None), slice(2, 9), [3, 20, 5]])
+@pytest.mark.parametrize("kind", [InProcessBackend, SharedMemoryBackend])
+def test_what_is_fetched_into_a_tensor_is_a_write_that_autograd_knows(kind, rows):
+    registry = ShardRegistry(kind())
+    handle = RTensor.concat(registry.put([table(), table() + 100]))[rows]
+    saved, weight = torch.ones(len(handle), 4), torch.ones(4, requires_grad=True)
+    loss = (saved * weight).sum()
+    registry.fetch([handle], into=[saved])
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    registry.close()

@@ -53,6 +53,24 @@ def test_large_reads_are_in_place_and_private(backend):
     assert a[11] == 11
 
 
+def test_a_write_hides_nothing_that_is_put_beside_it_later(backend):
+    first, later = torch.zeros((1 << 18) + 3), torch.arange(1 << 18, dtype=torch.float32)
+    (mine,) = read(backend, *backend.put([first]))
+    mine.fill_(-1)  # its last page is a copy from now on, with what lay behind it
+    (shard,) = backend.put([later])
+    (beside,) = read(backend, shard)
+    assert torch.equal(beside, later)
+    beside.fill_(-2)
+    assert torch.equal(read(backend, shard)[0], later) and mine.unique().tolist() == [-1]
+
+
+def test_what_was_there_when_an_arena_was_mapped_is_read_through_one_mapping(backend):
+    shards = backend.put([torch.full((1 << 18,), float(i)) for i in range(3)])
+    kept = [read(backend, shard)[0] for shard in shards]
+    starts = [tensor.data_ptr() for tensor in kept]
+    assert [start - starts[0] for start in starts] == [0, 1 << 20, 2 << 20]
+
+
 def test_an_arena_is_reused_only_without_shards_and_readers(backend):
     size = torch.zeros(1 << 20)
     (first,) = backend.put([size])

@@ -1,10 +1,11 @@
 """Columns of lengths, and dtypes whose elements can be assigned by mask."""
 
+import numpy as np
 import pytest
 import torch
 
 from raycrew.tensor_transport import BatchSchemaError
-from raycrew.tensor_transport._columns.kinds.padding import raw
+from raycrew.tensor_transport._bytes import raw
 from raycrew.tensor_transport._columns.lengths import as_wide, padded_width, row_lengths
 
 
@@ -21,9 +22,9 @@ def test_lengths_are_integers_from_zero_to_what_an_int32_holds():
 def test_columns_as_wide_as_the_planned_tokens_are_those_and_what_has_no_width():
     columns = {
         "ids": torch.zeros(2, 5), "narrow": torch.zeros(2, 4), "wide": torch.zeros(2, 6),
-        "flat": torch.zeros(2), "texts": ["a", "b"],
+        "flat": torch.zeros(2), "texts": ["a", "b"], "array": np.zeros((2, 5)), "other": np.zeros((2, 6)),
     }  # fmt: skip
-    assert as_wide(columns, 1, 5) == ["ids", "texts"]
+    assert as_wide(columns, 1, 5) == ["ids", "texts", "array"]
     assert as_wide(columns, 1, None) == list(columns)
     assert as_wide(columns | {"deep": torch.zeros(2, 1, 5)}, 2, 5) == ["texts", "deep"]
 

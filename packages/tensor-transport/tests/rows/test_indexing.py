@@ -153,7 +153,7 @@ def test_even_bounds(size, parts):
 
 def test_runs_have_the_sizes_that_are_asked_for_none_included():
     assert run_bounds(5, [2, 0, 3]) == [(0, 2), (2, 2), (2, 5)]
-    assert run_bounds(5, 2) == [(0, 3), (3, 5)] and run_bounds(0, []) == []
+    assert run_bounds(5, 2) == run_bounds(5, np.int64(2)) == [(0, 3), (3, 5)] and run_bounds(0, []) == []
     for sizes in ([2, 2], [6], [6, -1], []):
         with pytest.raises(ValueError, match="do not add up to 5 rows"):
             run_bounds(5, sizes)

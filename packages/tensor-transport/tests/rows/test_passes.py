@@ -49,7 +49,9 @@ def test_plain_arrays_and_other_values_are_not(value):
     [
         ([(3, None), (2, None)], None),
         ([(3, 0), (2, 1)], 1),
-        ([(3, 0), (2, None)], 0),
+        ([(3, 0), (2, None)], None),
+        ([(3, None), (2, 1)], None),
+        ([(3, 1), (0, None)], 1),
         ([(3, 1), (2, 2)], 3),
         ([(3, 1), (2, 1)], None),
         ([(3, 1), (2, None)], None),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raycrew.tensor_transport import InlineBackend, TensorShardInfo
-from raycrew.tensor_transport._rows import ShardRead, StoreStats, common_columns, total
+from raycrew.tensor_transport._rows import ShardRead, StoreStats, Window, total
 from raycrew.tensor_transport._rows.shards import check_alike
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
@@ -57,8 +57,9 @@ def test_columns_are_counted_as_before_trimming():
     trimmed = shard((2, 3), column_offset=4, width=10, pad_value=0)
     assert trimmed.columns == (4, 7) and trimmed.full_width == 10
     assert shard((2, 3)).full_width == 3
-    assert common_columns([trimmed, shard((1, 2), column_offset=1, width=10)]) == (1, 7)
-    assert common_columns([shard((2, 3)), shard((5, 3))]) == (0, 3)
+    assert Window.of([trimmed, shard((1, 2), column_offset=1, width=10)]) == (1, 7, 10)
+    assert Window.of([shard((2, 3)), shard((5, 3))]) == (0, 3, 3)
+    assert Window.of([shard((2, 3)), shard((5, 2), width=3)]) == (0, 3, 3)
 
 
 @pytest.mark.parametrize("shape", [(3,), (3, 4, 6), (3, 4, 5, 1)])
@@ -82,10 +83,10 @@ def test_what_makes_no_one_tensor_is_refused():
     with pytest.raises(ValueError, match="without dimensions have no rows"):
         check_alike([shard(()), shard(())])
     check_alike([shard(())])
-    with pytest.raises(ValueError, match=r"columns \[\(0, 3\), \(0, 4\)\] do not make one tensor"):
-        common_columns([shard((2, 3)), shard((2, 4))])
+    with pytest.raises(ValueError, match="of 3 and 4 columns do not make one tensor"):
+        Window.of([shard((2, 3)), shard((2, 4))])
     with pytest.raises(ValueError, match="at least one shard"):
-        common_columns([])
+        Window.of([])
 
 
 def test_stores_are_summed_and_the_earliest_step_of_any_is_told():

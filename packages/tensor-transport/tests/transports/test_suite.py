@@ -50,6 +50,13 @@ class Careless(SharedMemoryTransport):
         return np.zeros(region.size_bytes, np.uint8)
 
 
+class Uncounted(SharedMemoryTransport):
+    """Writes to tensors past torch."""
+
+    def _fill(self, jobs, into, guard):
+        self._move(jobs, guard)
+
+
 def _without_fold(job):
     offer = dataclasses.replace(job.offer, fold=None)
     return base.Job(dataclasses.replace(job.region, offer=offer), job.target)
@@ -61,6 +68,7 @@ def _without_fold(job):
     [
         (Shifted, "other bytes"),
         (Unfolded, "damaged bytes are not seen"),
+        (Uncounted, "does not know that a tensor was written to"),
         (Careless, "other bytes of an own offer|not refused|other bytes"),
     ],
 )

@@ -216,7 +216,9 @@ class BatchedDataDict(
         width = padded_width(self._columns[key], key)
         dealt = self._deal(dynamic_shares(lengths, shards, batch_size, args, width))
         for shard in dealt.shards:
-            shard.micro_batch_width = width if isinstance(self.borrow(key), torch.Tensor) else None
+            shard.micro_batch_width = (
+                width if isinstance(self.borrow(key), torch.Tensor | np.ndarray) else None
+            )
         return dealt
 
     def _deal(self, shares: Sequence[Share]) -> "ShardedBatch[SlicedDataDict[DictT]]":
@@ -295,9 +297,10 @@ class BatchedDataDict(
         """The microbatches that dynamic batching planned, truncated to the length of each.
 
         Args:
-            sequence_dim: Which dimension of tensors is the sequence.
-            keys: Truncate only these columns; by default tensors that are as wide as that of `input_key` was
-                when it was planned, handles and ragged ones (and all, where `input_key` was no tensor).
+            sequence_dim: Which dimension of tensors and arrays is the sequence.
+            keys: Truncate only these columns; by default tensors and arrays that are as wide as that of
+                `input_key` was when it was planned, handles and ragged ones (and all, where `input_key` was
+                neither).
             pad_side: Where rows have their padding, which is cut.
 
         Raises:

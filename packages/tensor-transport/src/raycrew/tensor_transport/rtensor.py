@@ -13,8 +13,8 @@ from raycrew.tensor_transport._rows import (
     Rows,
     RowView,
     TensorShardInfo,
+    Window,
     check_permutation,
-    common_columns,
     dtype_name,
     inverse_permutation,
     join_rows,
@@ -46,13 +46,13 @@ class RTensor:
         (torch.Size([2, 2]), [[4, 5], [6, 7]])
     """
 
-    __slots__ = ("_columns", "_reader", "_shards", "_view")
+    __slots__ = ("_reader", "_shards", "_view", "_window")
 
     def __init__(
         self, shard: TensorShardInfo | Sequence[TensorShardInfo], data: torch.Tensor | None = None
     ) -> None:
         shards = (shard,) if isinstance(shard, TensorShardInfo) else tuple(shard)
-        self._fill(shards, RowView.of([s.rows for s in shards]), common_columns(shards))
+        self._fill(shards, RowView.of([s.rows for s in shards]), Window.of(shards))
         if data is not None and (tuple(data.shape) != self.shape or data.dtype != self.dtype):
             raise ValueError(
                 f"data is {dtype_name(data.dtype)}{list(data.shape)}, "
@@ -63,16 +63,16 @@ class RTensor:
         self,
         shards: tuple[TensorShardInfo, ...],
         view: RowView,
-        columns: tuple[int, int],
+        window: Window,
         reader: HandleReader | None = None,
     ) -> None:
-        self._shards, self._view, self._columns, self._reader = shards, view, columns, reader
+        self._shards, self._view, self._window, self._reader = shards, view, window, reader
 
-    def _with(self, view: RowView, columns: tuple[int, int] | None = None) -> Self:
+    def _with(self, view: RowView, window: Window | None = None) -> Self:
         """The same tensor with other rows or columns; shards without a row are dropped."""
         twin = object.__new__(type(self))
         needed, used = view.used() if len(view) else ([0], view)
-        twin._fill(tuple(self._shards[i] for i in needed), used, columns or self._columns, self._reader)
+        twin._fill(tuple(self._shards[i] for i in needed), used, window or self._window, self._reader)
         return twin
 
     @property
@@ -83,7 +83,7 @@ class RTensor:
     def with_registry(self, registry: HandleReader | None) -> Self:
         """The same handle, read through a registry: one that came with another, or without."""
         twin = object.__new__(type(self))
-        twin._fill(self._shards, self._view, self._columns, registry)
+        twin._fill(self._shards, self._view, self._window, registry)
         return twin
 
     def localize(
@@ -132,7 +132,7 @@ class RTensor:
     @property
     def columns_range(self) -> tuple[int, int]:
         """First and one past the last column, in the numbering of the stored tensor."""
-        return self._columns
+        return self._window.start, self._window.end
 
     @property
     def shape(self) -> torch.Size:
@@ -142,7 +142,7 @@ class RTensor:
             return torch.Size(())
         if len(stored) == 1:
             return torch.Size((len(self._view),))
-        return torch.Size((len(self._view), self._columns[1] - self._columns[0], *stored[2:]))
+        return torch.Size((len(self._view), self._window.shown, *stored[2:]))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -172,7 +172,7 @@ class RTensor:
             len(self._shards) == 1
             and len(self._view) == only.rows
             and (not only.rows or (len(runs) == 1 and runs[0, 1] == 0))
-            and self._columns == only.columns
+            and self.columns_range == only.columns
         )
 
     def __len__(self) -> int:
@@ -185,12 +185,12 @@ class RTensor:
         if not isinstance(other, RTensor):
             return NotImplemented
         return self is other or (
-            (self.shape, self.dtype, self._columns) == (other.shape, other.dtype, other._columns)
+            (self.shape, self.dtype, self._window) == (other.shape, other.dtype, other._window)
             and self._named_runs() == other._named_runs()
         )
 
     def __hash__(self) -> int:
-        return hash((self.shape, self._columns, len(self._view)))
+        return hash((self.shape, self._window, len(self._view)))
 
     def _named_runs(self) -> list[tuple[str, int, int]]:
         runs = self._view.merged().runs.tolist()
@@ -203,8 +203,8 @@ class RTensor:
     def __reduce__(self) -> tuple[Any, ...]:
         reader = self._reader and self._reader.for_others()
         if reader is None or self not in reader:
-            return _rebuild, (self._shards, self._view, self._columns)
-        return _rebuild, (self._shards, self._view, self._columns, reader)
+            return _rebuild, (self._shards, self._view, self._window)
+        return _rebuild, (self._shards, self._view, self._window, reader)
 
     def __copy__(self) -> Self:
         return self
@@ -220,7 +220,7 @@ class RTensor:
         if len(index) != 2 or not isinstance(index[1], slice) or index[1].step not in (None, 1):
             raise TypeError(f"a handle takes [rows] or [rows, a:b], got [{', '.join(map(repr, index))}]")
         rows, columns = index
-        start, stop, _ = columns.indices(self._columns[1] - self._columns[0] if self.ndim > 1 else 0)
+        start, stop, _ = columns.indices(self._window.shown if self.ndim > 1 else 0)
         return self.columns(start, max(start, stop)).select(rows)
 
     def slice(self, start: int, end: int) -> Self:
@@ -285,42 +285,39 @@ class RTensor:
         return [self.slice(start, stop) for start, stop in run_bounds(len(self), parts)]
 
     def columns(self, start: int, end: int) -> Self:
-        """The columns from `start` up to `end` of every row.
+        """The columns from `start` up to `end` of every row; the others are no padding that comes back.
 
         Raises:
             IndexError: They are not all there.
         """
-        width = self._columns[1] - self._columns[0]
-        if self.ndim < 2 or not 0 <= start <= end <= width:
+        if self.ndim < 2:
             raise IndexError(f"columns {start}..{end} are not within shape {list(self.shape)}")
-        return self._with(self._view, (self._columns[0] + start, self._columns[0] + end))
+        return self._with(self._view, self._window.cut(start, end))
 
     def truncate_columns(self, length: int) -> Self:
-        """At most `length` columns; the same handle if it has none."""
-        return self.columns(0, min(length, self.shape[1])) if self.ndim > 1 else self
+        """At most `length` columns, also once `padded`; the same handle if it has none."""
+        return self._with(self._view, self._window.truncated(length)) if self.ndim > 1 else self
 
     def join_rows(self, others: Sequence["RTensor"]) -> "RTensor":
         """The rows of this handle and of others, one after another."""
         return RTensor.concat([self, *others])
 
     def padded(self) -> Self:
-        """With the padding columns that were trimmed when it was stored."""
-        if self.ndim < 2 or all(shard.width is None for shard in self._shards):
-            return self
-        return self._with(self._view, (0, max(shard.full_width for shard in self._shards)))
+        """With the padding columns that were trimmed when it was stored, up to where it was truncated."""
+        return self if self.ndim < 2 else self._with(self._view, self._window.padded())
 
     @classmethod
     def concat(cls, handles: Sequence["RTensor"]) -> "RTensor":
         """The rows of several handles, one after another.
 
-        Handles whose padding was trimmed may differ in width: the result has the columns of all of them.
+        Handles whose padding was trimmed may differ in columns: the result has those of all of them.
 
         Raises:
-            ValueError: There is none, or dtypes, row shapes or columns differ.
+            ValueError: There is none, or dtypes or row shapes differ, padding included, or cut columns do.
         """
         if not handles:
             raise ValueError("there is no handle to join")
-        parts = [(handle.shards, handle.view, handle.columns_range) for handle in handles]
+        parts = [(handle.shards, handle.view, handle._window) for handle in handles]  # noqa: SLF001
         joined = object.__new__(cls)
         joined._fill(*join_rows(parts))
         readers = (handle.registry for handle in handles)
@@ -340,9 +337,9 @@ def without_registry(handle: RTensor) -> TransportError:
 def _rebuild(
     shards: tuple[TensorShardInfo, ...],
     view: RowView,
-    columns: tuple[int, int],
+    window: Window,
     reader: HandleReader | None = None,
 ) -> RTensor:
     handle = object.__new__(RTensor)
-    handle._fill(shards, view, columns, reader)
+    handle._fill(shards, view, window, reader)
     return handle

@@ -210,7 +210,9 @@ def test_another_number_of_rows_is_refused_for_every_kind(kind):
     assert list(batch) == ["y"]
 
 
-@pytest.mark.parametrize(("kind", "length"), [("tensor", 2), ("bool", 2), ("float8", 2), ("ragged", 2)])
+@pytest.mark.parametrize(
+    ("kind", "length"), [("tensor", 2), ("bool", 2), ("float8", 2), ("ragged", 2), ("array", 1)]
+)
 def test_truncated_rows_keep_their_dtype(kind, length):
     for arrive, look in PLACES.values():
         found = look(arrive(batch_with(kind)).truncate_tensors(1, length))

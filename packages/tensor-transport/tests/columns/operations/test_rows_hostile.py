@@ -95,10 +95,19 @@ class TestPadding:
     def test_joins_know_where_it_comes_last(self):
         batch = BatchedDataDict(x=torch.arange(3))
         padded, _ = batch.pad_to_divisor(8)
-        joined = BatchedDataDict.concat([batch, *padded.shard(4)])
+        first, _ = batch.pad_to_divisor(3)
+        joined = BatchedDataDict.concat([first, *padded.shard(4)])
         assert joined.padding_rows == 5 and joined.unpad()["x"].tolist() == [0, 1, 2, 0, 1, 2]
         for parts in ([padded, batch], [padded, padded], [batch, batch]):
             assert BatchedDataDict.concat(parts).padding_rows is None
+
+    @pytest.mark.parametrize("last", [False, True])
+    def test_joined_to_rows_of_which_nobody_knows_they_do_not_either(self, last):
+        padded, _ = BatchedDataDict(x=torch.arange(3)).pad_to_divisor(4)
+        chosen, known = padded[[3, 2, 1, 0]], padded[:3]  # of the chosen ones the first is padding
+        joined = BatchedDataDict.concat([known, chosen] if last else [chosen, known])
+        with pytest.raises(ValueError, match=r"not what pad_to_divisor\(\) gave"):
+            joined.unpad()
 
 
 class Counted(BatchedDataDict):

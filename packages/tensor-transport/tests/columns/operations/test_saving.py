@@ -371,3 +371,33 @@ def test_numbers_that_make_no_sense_are_refused(change):
     changed = json.dumps({**json.loads(header), **change}).encode()
     with pytest.raises(DecodeError, match=r"make sense|describe"):
         decode_columns(changed, buffers, allow_pickle=True)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o664, 0o400])
+def test_what_is_replaced_is_for_those_it_was_for(tmp_path, mode, monkeypatch):
+    path, link = tmp_path / "batch", tmp_path / "link"
+    path.touch()
+    path.chmod(mode)
+    link.symlink_to(path)
+    seen, fsync = [], os.fsync
+
+    def look(fd):
+        seen.extend(file.stat().st_mode & 0o777 for file in tmp_path.glob(".*.partial"))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", look)
+    BatchedDataDict(x=[1]).save(link)
+    assert seen == [mode] and path.stat().st_mode & 0o777 == mode
+    assert BatchedDataDict.load(path)["x"] == [1]
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(("umask", "mode"), [(0o077, 0o600), (0o022, 0o644), (0o002, 0o664)])
+def test_a_new_file_is_for_those_whom_the_umask_lets(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        BatchedDataDict(x=[1]).save(tmp_path / "batch")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "batch").stat().st_mode & 0o777 == mode

@@ -32,6 +32,24 @@ class TestTruncating:
         (found,) = planned.make_microbatch_iterator_with_dynamic_shapes(keys=["hidden"])
         assert found["hidden"].shape == (2, 2) and found["ids"].shape == (2, 4)
 
+    @pytest.mark.parametrize("side", ["left", "right"])
+    def test_arrays_are_cut_as_tensors_are(self, side):
+        ids = np.array([[0, 0, 1, 2, 0, 0], [0, 0, 3, 0, 0, 0]])
+        columns = {"lengths": [4, 3], "hidden": np.ones((2, 8)), "flat": np.ones(2), "deep": ids[..., None]}
+        batch = BatchedDataDict(ids=ids, **columns)
+        args = {"max_tokens_per_microbatch": 8, "input_key": "ids", "input_lengths_key": "lengths"}
+        (shard,), _ = batch.shard_by_batch_size(1, dynamic_batching_args=args)
+        (found,) = shard.make_microbatch_iterator_with_dynamic_shapes(pad_side=side)
+        kept = slice(2, 6) if side == "left" else slice(0, 4)
+        assert sorted(found["ids"].tolist()) == sorted(ids[:, kept].tolist())
+        assert found["deep"].shape == (2, 4, 1) and found["hidden"].shape == (2, 8)
+        assert found["flat"].shape == (2,) and np.shares_memory(found["ids"], shard["ids"])
+
+    def test_arrays_beside_a_tensor_of_tokens_are_cut_if_they_are_as_wide(self):
+        planned = self.microbatches(scores=np.ones((2, 4)), hidden=np.ones((2, 3)))
+        (found,) = planned.make_microbatch_iterator_with_dynamic_shapes()
+        assert found["scores"].shape == found["ids"].shape == (2, 2) and found["hidden"].shape == (2, 3)
+
     def test_the_last_elements(self):
         batch = BatchedDataDict(x=torch.tensor([[1, 2, 3]]), r=RaggedTensor(torch.tensor([4, 5, 6]), [3]))
         found = batch.truncate_tensors(1, 2, pad_side="left")

@@ -319,3 +319,22 @@ def test_a_tensor_is_told_against_what_its_own_source_said_last():
     with pytest.raises(DecodeError, match="one version of each source"):
         target.load([*first[:1], *encode()[1:]])
     assert same(held, before)
+
+
+@pytest.mark.hostile
+def test_autograd_knows_what_a_delta_changed():
+    source, weights = DeltaSource(), {"w": torch.zeros(100, requires_grad=True)}
+    target = DeltaTarget(weights)
+    new = torch.zeros(100)
+    for written in (100, 3):
+        new[:written] += 1
+        loss = (weights["w"] ** 2).sum()
+        target.load(source.encode({"w": new}).tensors)
+        source.commit()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+        assert torch.equal(weights["w"].detach(), new)
+    loss = (weights["w"] ** 2).sum()
+    target.revert()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

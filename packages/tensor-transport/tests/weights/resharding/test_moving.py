@@ -277,3 +277,17 @@ def test_tensors_of_one_parameter_have_its_dtype(wrong):
     with pytest.raises(ReshardError, match=r"'ab' of rank 0 is float32.*the layout says int32"):
         pull_shards(states[1], plan, 0, [offer_shards(states[0], plan, 0, transport)], transport)
     assert not fused_state["ab"].any()
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("maps", [False, True])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_autograd_knows_what_is_moved_into_parameters(maps, dim):
+    source = Layout({"w": replicated((4, 6), "float32", [0])})
+    plan = plan_reshard(source, Layout({"w": sharded((4, 6), "float32", range(2), dim)}))
+    part = torch.zeros((2, 6) if dim == 0 else (4, 3), requires_grad=True)
+    loss = (part**2).sum()
+    move(plan, {0: {"w": torch.ones(4, 6)}}, {0: {"w": part}}, LendingTransport(maps=maps))
+    assert part.detach().unique().tolist() == [1]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

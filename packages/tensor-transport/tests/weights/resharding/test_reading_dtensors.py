@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from lending import LendingTransport
 from resharded import act_out, held_of, whole_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -15,9 +16,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from raycrew.tensor_transport.errors import LayoutError, UnsupportedTensorError
 from raycrew.tensor_transport.weights.resharding import (
     Layout,
+    ShardLoader,
     join_layouts,
     layout_of,
+    offer_shards,
     plan_reshard,
+    pull_shards,
     replicated,
     sharded,
 )
@@ -93,6 +97,26 @@ def test_what_ranks_hold_follows_from_placements(extents, placements):
     moved, written = act_out(plan_reshard(layout, target), held, target)
     assert all(np.array_equal(found, wholes[name].numpy()) for name, found in whole_of(target, moved).items())
     assert all((w == 1).all() for parameters in written.values() for w in parameters.values())
+
+
+@pytest.mark.hostile
+def test_autograd_knows_what_is_written_into_a_dtensor():
+    layout = Layout({"w": replicated((4, 2), "float32", [0])})
+    plan, transport = plan_reshard(layout, layout), LendingTransport()
+    offers = offer_shards({"w": torch.ones(4, 2)}, plan, 0, transport)
+    with as_rank(0, 1):
+        mesh = init_device_mesh("cpu", (1,))
+        state = {"w": distribute_tensor(torch.zeros(4, 2), mesh, [Replicate()]).requires_grad_()}
+        loader = ShardLoader(state, layout, 0)
+        for write in (
+            lambda: pull_shards(state, plan, 0, [offers], transport),
+            lambda: loader([("w", torch.full((4, 2), 2.0))]),
+        ):
+            loss = (state["w"] ** 2).sum()
+            write()
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+        assert state["w"].to_local().unique().tolist() == [2]
 
 
 @pytest.mark.hostile

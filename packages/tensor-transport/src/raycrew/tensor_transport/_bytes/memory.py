@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.autograd.graph import increment_version
 
 from raycrew.tensor_transport._bytes.sections import in_sections
 from raycrew.tensor_transport.errors import DecodeError, UnsupportedTensorError
@@ -26,6 +27,7 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 _NUMPY_DTYPES: dict[torch.dtype, np.dtype[Any]] = {
     dtype: np.dtype(name) for name, dtype in TORCH_DTYPES.items() if hasattr(np, name) and name != "bool"
 }
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 _LARGE_COPY = 1 << 20  # from here on numpy copies faster into fresh pages than torch does
 _COPY_PART = 4 << 20
 _NUMPY_KINDS = "biufcmMSU"
@@ -98,6 +100,13 @@ def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return flat.view(torch.uint8)
 
 
+def raw(tensor: torch.Tensor) -> torch.Tensor:
+    """A view whose elements can be assigned by mask or number, which some dtypes' own can't."""
+    if tensor.is_floating_point() and tensor.itemsize == 1:
+        return tensor.view(torch.uint8)
+    return tensor.view(_SIGNED[tensor.dtype]) if tensor.dtype in _SIGNED else tensor
+
+
 def flat_memory(tensor: torch.Tensor, name: str = "tensor") -> torch.Tensor:
     """The memory of a tensor as uint8 of one dimension, on its device and in place: to be written to.
 
@@ -109,6 +118,15 @@ def flat_memory(tensor: torch.Tensor, name: str = "tensor") -> torch.Tensor:
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         raise ValueError(f"{name} is not contiguous, or a lazy conjugate or negative: it can't be filled")
     return flat_bytes(tensor)
+
+
+def count_write(tensors: Iterable[torch.Tensor]) -> None:
+    """Have torch know of a write to tensors that went past it.
+
+    What it had saved of them, as autograd and `Encoded.check_unchanged` do, is then known to be gone, and not
+    taken for what lies there now.
+    """
+    increment_version(list(tensors))
 
 
 def array_bytes(array: npt.NDArray[Any]) -> Bytes:

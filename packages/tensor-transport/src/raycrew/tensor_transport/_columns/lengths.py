@@ -41,7 +41,7 @@ def as_wide(columns: Mapping[str, Any], dim: int, width: int | None) -> list[str
         key
         for key, column in columns.items()
         if width is None
-        or not isinstance(column, torch.Tensor)
+        or not isinstance(column, torch.Tensor | np.ndarray)
         or (column.ndim > dim and column.shape[dim] == width)
     ]
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from raycrew.tensor_transport._bytes import raw
 from raycrew.tensor_transport._columns.equality import equal
-from raycrew.tensor_transport._columns.kinds import Number, PadSide, RaggedTensor, check_pad_value, raw
+from raycrew.tensor_transport._columns.kinds import Number, PadSide, RaggedTensor, check_pad_value
 from raycrew.tensor_transport._columns.naming import listed_columns
 from raycrew.tensor_transport._rows import whole_number
 from raycrew.tensor_transport.errors import BatchSchemaError

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from raycrew.tensor_transport._bytes import copy_bytes, fresh_tensor
+from raycrew.tensor_transport._bytes import copy_bytes, fresh_tensor, raw
 from raycrew.tensor_transport._rows import ShardRead, ShardRows, TensorShardInfo, dtype_name
 from raycrew.tensor_transport.rtensor import RTensor
 
@@ -101,6 +101,7 @@ def assemble(
 def _place(
     handle: RTensor, shard: TensorShardInfo, rows: ShardRows, tensor: torch.Tensor, out: torch.Tensor
 ) -> None:
+    tensor, out = raw(tensor), raw(out)
     if rows.repeats is not None:
         tensor = tensor[torch.from_numpy(rows.repeats)]
     if not handle.ndim:
@@ -114,8 +115,8 @@ def _place(
         return
     first = max(0, shard.column_offset - handle.columns_range[0])
     last = first + tensor.shape[1]
-    out[where, :first] = shard.pad_value or 0
-    out[where, last:] = shard.pad_value or 0
+    padding = raw(torch.full((1,), 0 if shard.pad_value is None else shard.pad_value, dtype=handle.dtype))
+    out[where, :first] = out[where, last:] = padding.to(out.device)
     out[where, first:last] = tensor
 
 

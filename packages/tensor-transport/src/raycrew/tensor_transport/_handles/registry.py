@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from raycrew.tensor_transport._bytes import count_write
 from raycrew.tensor_transport._handles.assembly import assemble, check_targets, plan_reads
 from raycrew.tensor_transport._handles.cache import CacheStats, FetchCache, Flight, Look
 from raycrew.tensor_transport._rows import ShardRead, StoreStats, TensorShardInfo
@@ -148,8 +149,8 @@ class ShardRegistry:
 
         Args:
             handles: What to fetch.
-            into: A tensor for each handle, or None, to be filled, on any device; warm memory is many times as
-                fast as fresh one.
+            into: A tensor for each handle, or None, to be filled (to torch, a write like others), on any
+                device; warm memory is many times as fast as fresh one.
             timeout_s: Deadline of each backend's requests.
             borrow: Give unbroken parts of one shard in place where the backend can, for reading only: a write
                 may show in other readers, or end the process.
@@ -167,11 +168,13 @@ class ShardRegistry:
         check_targets(handles, targets)
         direct = not self._cache.max_bytes
         plans = [plan_reads(handle, target, direct) for handle, target in zip(handles, targets, strict=True)]
-        parts = iter(self._read_all([read for plan in plans for _, read in plan.parts], timeout_s))
-        return [
-            assemble(plan, [(rows, read, *next(parts)) for rows, read in plan.parts], borrow)
-            for plan in plans
-        ]
+        try:
+            parts = iter(self._read_all([read for plan in plans for _, read in plan.parts], timeout_s))
+            return [
+                assemble(p, [(rows, read, *next(parts)) for rows, read in p.parts], borrow) for p in plans
+            ]
+        finally:
+            count_write(target for target in targets if target is not None)
 
     def release(self, shards: Sequence[TensorShardInfo]) -> None:
         """Give shards up, replicas included."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from raycrew.tensor_transport._bytes import check_tensor
+from raycrew.tensor_transport._bytes import check_tensor, flat_bytes
 from raycrew.tensor_transport._columns import PackedTensor, RaggedTensor
 from raycrew.tensor_transport._handles.registry import ShardRegistry
 from raycrew.tensor_transport._rows import TensorShardInfo
@@ -336,7 +336,7 @@ def _trim_of(tensor: torch.Tensor, start: int, end: int) -> _Trim | None:
     padding = torch.cat([tensor[:, :start], tensor[:, end:]], dim=1)
     if not padding.numel():
         return None
-    value = padding.flatten()[0]
-    if not bool((padding == value).all()):
+    value, elements = padding.flatten()[0], flat_bytes(padding).view(-1, padding.itemsize)
+    if bool(value.isnan()) or not bool((elements == elements[0]).all()):
         return None
     return _Trim(start, end, tensor.shape[1], value.item())

@@ -22,12 +22,12 @@ from raycrew.tensor_transport._rows.shards import (
     ShardRead,
     StoreStats,
     TensorShardInfo,
-    common_columns,
     dtype_name,
     new_shard_id,
     total,
 )
 from raycrew.tensor_transport._rows.views import RowView, ShardRows
+from raycrew.tensor_transport._rows.windows import Window
 
 __all__ = [
     "Passes",
@@ -38,8 +38,8 @@ __all__ = [
     "ShardRows",
     "StoreStats",
     "TensorShardInfo",
+    "Window",
     "check_permutation",
-    "common_columns",
     "dtype_name",
     "even_bounds",
     "inverse_permutation",

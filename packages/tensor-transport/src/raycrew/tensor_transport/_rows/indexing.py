@@ -100,15 +100,16 @@ def padding_of_joined(parts: Sequence[tuple[int, int | None]]) -> int | None:
         parts: Of each batch its rows, and how many of the last are padding, where that is known.
 
     Returns:
-        None where no batch knows, or rows follow padding.
+        None where a batch with rows does not know, or none does, or rows follow padding.
     """
-    if all(padding is None for _, padding in parts):
+    known = [(size, padding) for size, padding in parts if padding is not None]
+    if not known or any(size and padding is None for size, padding in parts):
         return None
     total = 0
-    for size, padding in parts:
-        if total and size != (padding or 0):
+    for size, padding in known:
+        if total and size != padding:
             return None
-        total += padding or 0
+        total += padding
     return total
 
 
@@ -131,7 +132,7 @@ def run_bounds(size: int, parts: int | Sequence[int]) -> list[tuple[int, int]]:
     Raises:
         ValueError: The sizes do not add up to the number of rows.
     """
-    if isinstance(parts, int):
+    if isinstance(parts, int | np.integer):
         return even_bounds(size, parts)
     if sum(parts) != size or any(each < 0 for each in parts):
         raise ValueError(f"sizes {list(parts)} do not add up to {size} rows")

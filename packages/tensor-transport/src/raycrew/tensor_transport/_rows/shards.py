@@ -186,17 +186,6 @@ def total(stats: Sequence[StoreStats]) -> StoreStats:
     return StoreStats(**sums, oldest_step=min(steps, default=None))
 
 
-def common_columns(shards: Sequence[TensorShardInfo]) -> tuple[int, int]:
-    """The columns of all shards: equal ones, unless padding was trimmed."""
-    if not shards:
-        raise ValueError("a handle has at least one shard")
-    check_alike(shards)
-    columns = {shard.columns for shard in shards}
-    if len(columns) > 1 and any(shard.width is None for shard in shards):
-        raise ValueError(f"shards of columns {sorted(columns)} do not make one tensor")
-    return min(start for start, _ in columns), max(end for _, end in columns)
-
-
 def check_alike(shards: Sequence[TensorShardInfo]) -> None:
     """Raise ValueError unless the rows of all shards make one tensor."""
     first = shards[0]

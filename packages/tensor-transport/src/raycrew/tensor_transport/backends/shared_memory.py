@@ -35,10 +35,10 @@ _FILES = named_errors("shared memory")
 class SharedMemoryBackend:
     """Shards in arenas of shared memory, reused once every shard in them is released and nobody reads them.
 
-    Reading maps an arena privately, once per process: no copy, and a write stays with its reader, for whom
-    the memory lives as long as the tensor. What is less than a megabyte, or than an eighth of its arena, is
-    copied, so that tensors that are kept hold on to at most eight times their memory; so is what another
-    result has in place already. Keep a `clone()` of a small part of a large read.
+    Reading maps an arena privately, once per process for what is in it by then: no copy, and a write stays
+    with its reader, for whom the memory lives as long as the tensor. What is less than a megabyte, or than an
+    eighth of its arena, is copied, so that tensors that are kept hold on to at most eight times their memory;
+    so is what another result has in place already. Keep a `clone()` of a small part of a large read.
 
     A backend that is pickled joins the same session in the other process, and so does a forked child: it puts
     into arenas of its own. Shards outlive the process that put them until they are released, or until no

@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from raycrew.tensor_transport._bytes import (
     FOLD_BYTES,
     SECTION_BYTES,
@@ -14,6 +16,7 @@ from raycrew.tensor_transport._bytes import (
     Closing,
     SectionFolds,
     copy_bytes,
+    count_write,
     fold_in_sections,
     in_sections,
     remake_in_child,
@@ -133,7 +136,7 @@ class Puller(Closing):
             self._under_way.add(transfer)
             transfer.add_done_callback(self._under_way.discard)
             try:
-                self._pool.submit(transfer.run, lambda guard: self._move(jobs, guard))
+                self._pool.submit(transfer.run, lambda guard: self._fill(jobs, into, guard))
             except RuntimeError as error:  # It is queued, for threads that there may be later.
                 transfer.stop()
                 raise TransportError(f"{what} can't be begun: {error}") from error
@@ -168,6 +171,12 @@ class Puller(Closing):
         for transfer in under_way:
             transfer.leave_to_parent()
         self._forget()
+
+    def _fill(self, jobs: Sequence[Job], into: Sequence[Buffer], guard: Guard) -> None:
+        try:
+            self._move(jobs, guard)
+        finally:
+            count_write(buffer for buffer in into if isinstance(buffer, torch.Tensor))
 
     @abstractmethod
     def _move(self, jobs: Sequence[Job], guard: Guard) -> None:

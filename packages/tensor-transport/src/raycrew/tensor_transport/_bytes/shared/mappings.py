@@ -1,4 +1,4 @@
-"""Arenas as their readers see them: mapped privately, once per process and generation."""
+"""Arenas as their readers see them: mapped privately, once per process for what is in them by then."""
 
 import bisect
 import os
@@ -43,13 +43,16 @@ class Place(NamedTuple):
 class PrivateMap:
     """An arena mapped privately, under a lease that lives as long as the mapping.
 
-    Writes to it stay in it, so each run of its bytes is given to one reader only.
+    Writes to it stay in it, so each run of its bytes is given to one reader only. A page that was written to
+    is a copy from then on: what is put into the rest of it afterwards does not show, so only shards are read
+    that were there when the mapping was made.
     """
 
     def __init__(self, fd: int, size_bytes: int) -> None:
         self._raw = map_file(fd, size_bytes, "private")
         self._given: list[tuple[int, int]] = []
         self.__array_interface__ = self._raw.__array_interface__
+        self._known = len(self.header.slots)
 
     @property
     def raw(self) -> Bytes:
@@ -65,6 +68,10 @@ class PrivateMap:
     def capacity(self) -> int:
         """Bytes of the arena."""
         return self._raw.size - HEADER_BYTES
+
+    def knows(self, places: Sequence[Place]) -> bool:
+        """Whether shards were there when the mapping was made."""
+        return all(place.slot < self._known for place in places)
 
     def is_whole(self, path: Path) -> bool:
         """Whether the file is still there, and nobody has cut it."""
@@ -84,7 +91,7 @@ class PrivateMap:
 
 
 class SharedMaps:
-    """The mapping of each arena and generation that results in this process lie in; it goes with the last."""
+    """The latest mapping of each arena and generation that results in this process lie in, while they do."""
 
     def __init__(self) -> None:
         self._maps: weakref.WeakValueDictionary[tuple[str, int], PrivateMap] = weakref.WeakValueDictionary()
@@ -95,15 +102,19 @@ class SharedMaps:
         """The child's copies of the mappings are its own; the lock is not."""
         self._lock = threading.Lock()
 
-    def find(self, path: Path, generation: int) -> PrivateMap | None:
-        """The mapping of an arena that is still there."""
-        found = self._maps.get((str(path), generation))
-        return found if found is not None and found.is_whole(path) else None
+    def find(self, path: Path, places: Sequence[Place]) -> PrivateMap | None:
+        """A mapping of an arena that is still there, which shows these places as they were put."""
+        found = self._maps.get((str(path), places[0].generation))
+        return found if found is not None and found.knows(places) and found.is_whole(path) else None
 
-    def share(self, path: Path, mapped: PrivateMap) -> PrivateMap:
+    def share(self, path: Path, mapped: PrivateMap, places: Sequence[Place]) -> PrivateMap:
         """Have later reads use a mapping; the one to use, as another thread may have been faster."""
+        key = str(path), mapped.header.generation
         with self._lock:
-            return self._maps.setdefault((str(path), mapped.header.generation), mapped)
+            found = self._maps.get(key)
+            if found is None or not found.knows(places):
+                found = self._maps[key] = mapped
+            return found
 
     def give(self, mapped: PrivateMap, start: int, stop: int) -> bool:
         """`PrivateMap.give`, by one thread at a time."""
@@ -129,10 +140,10 @@ def read_arena(
         TransportError: There are no descriptors, or no address space, for a mapping.
     """
     wanted = sum(read.size_bytes for read in reads if not isinstance(read.rows, np.ndarray))
-    shared = _MAPS.find(path, places[0].generation) if wanted >= MAP_BYTES else None
+    shared = _MAPS.find(path, places) if wanted >= MAP_BYTES else None
     fresh = None if shared is not None else map_for_reading(path, timeout_s)
     if fresh is not None and wanted >= max(MAP_BYTES, fresh.capacity // MAP_SHARE):
-        shared, fresh = _MAPS.share(path, fresh), None
+        shared, fresh = _MAPS.share(path, fresh, places), None
     parts = []
     for read, place in zip(reads, places, strict=True):
         part = None if shared is None else _in_place(shared, read, place)

@@ -17,7 +17,6 @@ from raycrew.tensor_transport._columns.kinds.padding import (
     PadSide,
     check_pad_side,
     check_pad_value,
-    raw,
 )
 from raycrew.tensor_transport._columns.kinds.ragged import RaggedTensor
 
@@ -36,7 +35,6 @@ __all__ = [
     "check_pad_value",
     "is_column",
     "kind_of",
-    "raw",
     "row_count",
     "transform",
 ]

@@ -129,10 +129,7 @@ class TensorKind(Kind):
         return cast_tensor(column, dtype, key, lossy=lossy)
 
     def truncate(self, column: torch.Tensor, dim: int, length: int, side: PadSide = "right") -> torch.Tensor:
-        if column.ndim <= dim:
-            return column
-        kept = min(length, column.shape[dim])
-        return column.narrow(dim, column.shape[dim] - kept if side == "left" else 0, kept)
+        return column[_kept(column.shape, dim, length, side)]
 
     def disassemble(self, column: torch.Tensor, key: str) -> tuple[list[Any], list[Bytes]]:
         return describe_tensor(column), [tensor_bytes(column, f"column {key!r}")]
@@ -171,7 +168,11 @@ class ArrayKind(Kind):
                     actual=(other.dtype, other.shape[1:]),
                 )
         # numpy would turn foreign byte orders into the native one; texts take the widest.
-        return np.concatenate(list(columns), dtype=None if first.dtype.kind in "US" else first.dtype)
+        dtype = first.dtype
+        if dtype.kind in "US":
+            widest = max((column.dtype for column in columns), key=lambda text: text.itemsize)
+            dtype = widest.newbyteorder(dtype.byteorder)
+        return np.concatenate(list(columns), dtype=dtype)
 
     def repeat(self, column: Array, times: int, *, share: bool) -> Array:
         repeated = np.repeat(column, times, axis=0)
@@ -186,6 +187,9 @@ class ArrayKind(Kind):
 
     def cast(self, column: Array, dtype: torch.dtype, key: str, *, lossy: bool = False) -> Any:
         return cast_array(column, dtype, key, lossy=lossy)
+
+    def truncate(self, column: Array, dim: int, length: int, side: PadSide = "right") -> Array:
+        return column[_kept(column.shape, dim, length, side)]
 
     def writable(self, column: Array) -> Array:
         return column if column.flags.writeable else column.copy()
@@ -276,6 +280,14 @@ def assemble_tensor(params: Any, run: Bytes) -> torch.Tensor:
     dtype = parse_torch_dtype(name)
     check_size(run, dtype.itemsize, shape)
     return tensor_over(run, dtype, shape)
+
+
+def _kept(shape: Sequence[int], dim: int, length: int, side: PadSide) -> tuple[slice, ...]:
+    """What is left of a tensor of this shape, truncated along a dimension if it has that."""
+    if len(shape) <= dim or shape[dim] <= length:
+        return ()
+    first = shape[dim] - length if side == "left" else 0
+    return *[slice(None)] * dim, slice(first, first + length)
 
 
 def _one(runs: Sequence[Bytes]) -> Bytes:

@@ -126,13 +126,3 @@ def padded_to(
         window = window.narrow(dim, shape[dim] - length if pad_side == "left" else 0, length)
     window.copy_(tensor)
     return padded
-
-
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-
-
-def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """A view whose elements can be assigned by mask: some dtypes have no such operation of their own."""
-    if tensor.is_floating_point() and tensor.itemsize == 1:
-        return tensor.view(torch.uint8)
-    return tensor.view(_SIGNED[tensor.dtype]) if tensor.dtype in _SIGNED else tensor

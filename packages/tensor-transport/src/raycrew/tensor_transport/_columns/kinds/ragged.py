@@ -8,14 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from raycrew.tensor_transport._bytes import reduce_through
+from raycrew.tensor_transport._bytes import raw, reduce_through
 from raycrew.tensor_transport._columns.kinds.padding import (
     Number,
     PadSide,
     check_pad_side,
     check_pad_value,
     join,
-    raw,
 )
 from raycrew.tensor_transport._rows import Rows, is_contiguous, refuse_special_array, row_numbers
 from raycrew.tensor_transport.errors import BatchSchemaError
@@ -193,6 +192,8 @@ class RaggedTensor:
 def _lengths(lengths: Sequence[int] | torch.Tensor) -> torch.Tensor:
     """Lengths as int64 on the CPU, in memory of their own."""
     refuse_special_array(lengths, "lengths")
+    if isinstance(lengths, np.ndarray):  # torch takes neither another byte order nor one from back to front
+        lengths = lengths.astype(lengths.dtype.newbyteorder("="), order="C")
     found = torch.as_tensor(lengths, device="cpu")
     whole = found.numel() == 0 or not (found.is_floating_point() or found.is_complex())
     if found.ndim != 1 or not whole or found.dtype == torch.bool or (found < 0).any():

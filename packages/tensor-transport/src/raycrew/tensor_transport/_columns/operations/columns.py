@@ -161,11 +161,11 @@ class ColumnOperations(ColumnTable):
         *,
         pad_side: PadSide = "right",
     ) -> Self:
-        """Keep the first `truncated_len` elements along `dim` of every tensor that has it, in place.
+        """Keep the first `truncated_len` elements along `dim` of every tensor or array that has it, in place.
 
         Args:
             dim: A dimension after the first.
-            truncated_len: How many to keep; shorter tensors stay as they are.
+            truncated_len: How many to keep; shorter ones stay as they are.
             keys: Only these columns.
             pad_side: What is cut: `left` keeps the last elements, of columns that are padded on the left.
 

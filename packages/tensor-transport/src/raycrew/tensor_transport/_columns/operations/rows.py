@@ -122,8 +122,8 @@ class RowOperations(ColumnTable):
 
         Args:
             added: The `padding_rows` of the batch that this one was made from row by row, as results are;
-                batches made of rows by number, or with rows behind padding, don't know of padding. A batch
-                that does still knows of the rest.
+                batches made of rows by number, with rows behind padding, or joined with ones that don't know,
+                don't know of padding. A batch that does still knows of the rest.
 
         Raises:
             ValueError: There are fewer rows, or this batch knows of no padding.

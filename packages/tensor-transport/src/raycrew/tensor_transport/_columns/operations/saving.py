@@ -20,7 +20,7 @@ class SavingOperations(ColumnOperations):
         The file is of the format safetensors. Tensors, arrays of numbers and the values and lengths of ragged
         columns (`key` and `key/lengths`) are tensors that any reader of the format understands; lists,
         metadata and attributes are JSON in it. A file of that name, or that a link of that name leads to, is
-        replaced once the new one is on disk.
+        replaced once the new one is on disk, and keeps its permissions.
 
         Args:
             path: The file; its folder is there.

@@ -124,8 +124,8 @@ def _item(key: str, column: Any, tensordict: Any) -> Any:
         case torch.Tensor():
             return column
         case np.ndarray() if _fits_tensor(column):
-            shares = column.flags.writeable and min(column.strides) >= 0
-            return torch.from_numpy(column if shares else column.copy())
+            shares = column.flags.writeable and min(column.strides) >= 0 and column.dtype.isnative
+            return torch.from_numpy(column if shares else column.astype(column.dtype.newbyteorder("="), "C"))
         case list() | np.ndarray():
             return tensordict.NonTensorStack(*(tensordict.NonTensorData(row) for row in column))
         case RaggedTensor() if isinstance(column.values, torch.Tensor):
@@ -140,8 +140,8 @@ def _item(key: str, column: Any, tensordict: Any) -> Any:
 
 
 def _fits_tensor(column: np.ndarray[Any, Any]) -> bool:
-    """Whether torch has the dtype: it has none for other byte orders and for long doubles."""
-    return column.dtype.kind in "biufc" and column.dtype.isnative and hasattr(torch, column.dtype.name)
+    """Whether torch has the dtype: it has none for long doubles."""
+    return column.dtype.kind in "biufc" and hasattr(torch, column.dtype.name)
 
 
 def _column(key: str, entry: Any, tensordict: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from raycrew.tensor_transport._bytes import Belonging
+from raycrew.tensor_transport._bytes import Belonging, count_write
 from raycrew.tensor_transport.errors import (
     GroupError,
     GroupMismatchError,
@@ -203,6 +203,8 @@ class CollectiveGroup(Belonging):
             self._operate(transfer.guard, wish, views, window, mark)
         except BaseException as found:  # noqa: BLE001 - whoever waits for the transfer gets it
             error = found
+        if wish.role == "receive":
+            count_write(views)
         views.clear()
         with self._lock:
             self._live.discard(transfer)

@@ -52,6 +52,8 @@ def receive_contents(
     wanted = contents(kind, seed, device)
     found = [torch.empty(t.shape, dtype=t.dtype, device=device) for t in wanted]
     transport.receive(found, window_bytes=MIB, timeout_s=timeout_s).wait()
+    counted = all(tensor._version > 0 for tensor in found if tensor.numel())  # noqa: SLF001
+    expect(counted, "torch does not know that tensors were written to")
     return all(torch.equal(bits_of(one), bits_of(other)) for one, other in zip(found, wanted, strict=True))
 
 

@@ -30,6 +30,9 @@ def check_own_offers(make: Make, transport: PullTransport) -> None:
     if transport.capabilities.keeps_copy:
         source.fill_(-1)
     expect(torch.equal(pull(transport, offer), torch.arange(1000)), "other bytes of an own offer")
+    written = torch.zeros(1000, dtype=torch.int64)
+    transport.pull([offer.whole], [written]).wait(_WAIT_S)
+    expect(written._version > 0, "torch does not know that a tensor was written to")  # noqa: SLF001
     array = np.arange(100, dtype=np.uint8)
     into = np.zeros(100, np.uint8)
     transport.pull([transport.offer(array).whole], [into]).wait(_WAIT_S)

@@ -145,7 +145,8 @@ class PullTransport(Transport, Protocol):
         """Copy each region into the buffer at its place; the returned transfer ends when all are there.
 
         Nothing is written any more once the transfer has ended, whether it succeeded, failed, was cancelled
-        or ran out of time. The buffers of a transfer that did not succeed hold anything.
+        or ran out of time. The buffers of a transfer that did not succeed hold anything. Tensors count it as
+        a write, as torch's own operations do.
 
         The transfer fails with:
             StaleHandleError: An offer was withdrawn.

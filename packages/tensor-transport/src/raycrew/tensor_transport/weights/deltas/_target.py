@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from raycrew.tensor_transport._bytes import check_tensor, tensor_bytes, tensor_over
+from raycrew.tensor_transport._bytes import check_tensor, count_write, tensor_bytes, tensor_over
 from raycrew.tensor_transport.errors import (
     BaseVersionError,
     DamagedBytesError,
@@ -163,7 +163,10 @@ class DeltaTarget:
     def _write(self, name: str, delta: Delta, *, verify: bool) -> Delta:
         tensor = self._weights[name].detach()
         data: Bytes = tensor_bytes(tensor, name)
-        undo = delta.apply(data, verify=verify)
+        try:
+            undo = delta.apply(data, verify=verify)
+        finally:
+            count_write([tensor])
         if not tensor.numel() or data.ctypes.data != tensor.data_ptr():
             tensor.copy_(tensor_over(data, tensor.dtype, tensor.shape))
         return undo

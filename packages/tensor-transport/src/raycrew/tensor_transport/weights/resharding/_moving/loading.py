@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from raycrew.tensor_transport._bytes import parse_torch_dtype
+from raycrew.tensor_transport._bytes import count_write, parse_torch_dtype
 from raycrew.tensor_transport.errors import ReshardError
 from raycrew.tensor_transport.weights.resharding._layouts import Block, Layout
 from raycrew.tensor_transport.weights.resharding._moving.memories import memories_of, view
@@ -33,6 +33,7 @@ class ShardLoader:
         check_targets(layout)
         self._layout, self._rank = layout, rank
         self._memories = memories_of(state, layout, rank)
+        self._written = [state[name] for name in self._memories]
         self._blocks = {name: list(_blocks(layout, name, rank)) for name in layout.tensors}
 
     @property
@@ -55,11 +56,14 @@ class ShardLoader:
         Raises:
             ReshardError: A tensor is not one of the layout, or has another shape or dtype there.
         """
-        for name, tensor in tensors:
-            self._check(name, tensor)
-            for parameter, block in self._blocks[name]:
-                box = tuple(slice(a, a + n) for a, n in zip(block.start, block.region.shape, strict=True))
-                view(self._memories[parameter], block.region).copy_(tensor[box])
+        try:
+            for name, tensor in tensors:
+                self._check(name, tensor)
+                for parameter, block in self._blocks[name]:
+                    box = tuple(slice(a, a + n) for a, n in zip(block.start, block.region.shape, strict=True))
+                    view(self._memories[parameter], block.region).copy_(tensor[box])
+        finally:
+            count_write(self._written)  # A DTensor counts for itself, not with its memory.
 
     def _check(self, name: str, tensor: torch.Tensor) -> None:
         wanted = self._layout.tensors.get(name)

@@ -7,7 +7,7 @@ from itertools import groupby
 
 import torch
 
-from raycrew.tensor_transport._bytes import arrange, tensor_bytes
+from raycrew.tensor_transport._bytes import arrange, count_write, tensor_bytes
 from raycrew.tensor_transport.errors import DamagedBytesError, ReshardError
 from raycrew.tensor_transport.transports import Offer, PullTransport
 from raycrew.tensor_transport.weights.resharding._moving.filling import Filler, Source
@@ -138,7 +138,12 @@ def pull_shards(
     sources = _sources(moves, plan, offers)
     _check_versions(sources, version)
     filler = Filler(memories, transport, bucket_bytes, timeout_s)
-    filler.fill((_place(sources[move.source_rank], move), move) for move in _rotated(moves, rank))
+    try:
+        filler.fill((_place(sources[move.source_rank], move), move) for move in _rotated(moves, rank))
+    finally:
+        count_write(
+            [*memories.values(), *(state[name] for name in memories)]
+        )  # DTensors count for themselves
     _compare(memories, moves, rank, sources)
     size = sum(move.size_bytes for move in moves)
     return ReshardReceipt(rank, size, len(moves), time.perf_counter() - start)
