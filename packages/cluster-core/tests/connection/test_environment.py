@@ -59,6 +59,17 @@ def test_what_holds_credentials_goes_the_way_of_secrets(name, value):
     assert DEFAULT_POLICY.confidential({name: value}) == {name: value}
 
 
+@pytest.mark.parametrize("value", ["$HOME/x", "a ${NOT_THERE} b", "\udcff"])
+def test_what_ray_would_change_goes_the_way_of_secrets(value):
+    assert DEFAULT_POLICY.forwarded({"NRL_SETTING": value}) == {}
+    assert DEFAULT_POLICY.confidential({"NRL_SETTING": value}) == {"NRL_SETTING": value}
+
+
+@pytest.mark.parametrize("value", ["5 $", "$(date)", "a\nb\t", "ünï", "%s {x}", "$-"])
+def test_what_ray_hands_on_as_it_is_is_forwarded(value):
+    assert DEFAULT_POLICY.forwarded({"NRL_SETTING": value}) == {"NRL_SETTING": value}
+
+
 @pytest.mark.parametrize("value", [":" * 400_000, "x" * 400_000, ":@ " * 100_000, "?" + "a_" * 200_000])
 def test_long_values_are_looked_through_once(value):
     """Else it would take hours."""

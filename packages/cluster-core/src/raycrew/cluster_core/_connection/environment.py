@@ -68,6 +68,7 @@ _SECRET_WORD = re.compile(  # Words that are written together, as in SECRETKEY o
 )
 _PLURAL = re.compile(r".*TOKENS")  # Secrets, unless it is a number: how many of them.
 _CREDENTIALS = re.compile(r"[?&;](?:[\w.-]*[_.-])?(?:token|key|secret|password|sig|signature)=", re.I)
+_ALTERED = re.compile(r"\$[\w{]|[\ud800-\udfff]")  # The latter is how Python has bytes that are no UTF-8.
 _PROXY = re.compile(r".*_PROXY", re.IGNORECASE)
 
 
@@ -77,7 +78,9 @@ class EnvironmentPolicy:
 
     A runtime environment can be read in the dashboard and the state API, so a name is forwarded only if
     `allow` matches and neither a secret, nor a launcher's variable, nor Ray's own, nor a device mask is meant
-    by it. Names and values that `allow` matches and that hold credentials go the way of secrets instead.
+    by it. Names and values that `allow` matches and that hold credentials go the way of secrets instead, and
+    so do values that a runtime environment can't carry: Ray puts other variables' values in place of `$NAME`
+    and `${NAME}`, and workers don't start with what is no UTF-8.
 
     Attributes:
         allow: Names that may be forwarded.
@@ -96,17 +99,20 @@ class EnvironmentPolicy:
         return {
             name: value
             for name, value in sorted(environ.items())
-            if self._is_forwarded(name) and not _holds_credentials(name, value)
+            if self._is_forwarded(name) and not (_holds_credentials(name, value) or _ALTERED.search(value))
         }
 
     def confidential(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """The part of `environ` that is allowed and holds credentials: it goes the way of secrets."""
+        """The part of `environ` that is allowed and goes the way of secrets.
+
+        It holds credentials, or is handed on by Ray as something else.
+        """
         return {
             name: value
             for name, value in sorted(environ.items())
             if _matches(name, self.allow)
             and self._foreign(name) is None
-            and (self.is_secret(name) or _holds_credentials(name, value))
+            and (self.is_secret(name) or _holds_credentials(name, value) or _ALTERED.search(value))
         }
 
     def scrubbed(self, environ: Mapping[str, str]) -> list[str]:

@@ -98,7 +98,7 @@ def init_ray(
         temp_dir: Its folder for sessions, of at most 43 characters. By default one below a folder of this
             user's alone, `raycrew-UID` among temporary files, where `RAY_TMPDIR` names no other.
         forward_env: A policy, or names and patterns to forward besides the default policy's; None is nothing.
-            What of it holds credentials is handed over as a secret.
+            What of it holds credentials, or Ray would change, is handed over as a secret.
             Workers of a cluster started here inherit this process's environment in any case.
         secrets: Names of variables (or a mapping) that worker groups hand to workers apart from the
             runtime environment, which anybody can read.
