@@ -10,6 +10,7 @@ from raycrew.venv_manager._spec.given import (
     script_sources,
     source_paths,
 )
+from raycrew.venv_manager._spec.interpreters import markers_of
 from raycrew.venv_manager._spec.local import (
     Credential,
     absolute_requirement,
@@ -44,7 +45,6 @@ from raycrew.venv_manager._spec.locks import (
     preferred_versions,
     read_lock,
     read_lock_file,
-    target_markers,
     wheel_entry,
     write_lock,
 )
@@ -97,6 +97,7 @@ __all__ = [
     "local_sources",
     "lock_file",
     "locked_versions",
+    "markers_of",
     "named_files",
     "names_local_sources",
     "need_several",
@@ -113,7 +114,6 @@ __all__ = [
     "script_sources",
     "settings",
     "source_paths",
-    "target_markers",
     "wheel_entry",
     "with_absolute_paths",
     "without_credentials",

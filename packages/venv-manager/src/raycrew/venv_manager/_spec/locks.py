@@ -3,7 +3,7 @@
 import hashlib
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,10 +45,10 @@ class Package:
         path = directory.get("path") or self.data.get("archive", {}).get("path")
         return str(Path(path, directory.get("subdirectory", ""))) if path else None
 
-    def applies(self, target: Mapping[str, str]) -> bool:
-        """Whether it is installed on a target that these marker values describe."""
+    def applies(self, target: Callable[[], Mapping[str, str]]) -> bool:
+        """Whether it is installed on a target, which is asked for its marker values only where one counts."""
         marker = self.data.get("marker")
-        return marker is None or Marker(marker).evaluate(dict(target), context="lock_file")
+        return marker is None or Marker(marker).evaluate(dict(target()), context="lock_file")
 
 
 def read_lock(text: str) -> list[Package]:
@@ -126,11 +126,3 @@ def preferred_versions(versions: Mapping[str, str]) -> str:
     """A lock that only says which versions to prefer."""
     blocks = (f'[[packages]]\nname = "{name}"\nversion = "{version}"\n' for name, version in versions.items())
     return "\n".join([HEADER, *blocks])
-
-
-def target_markers(python: str | None) -> dict[str, str]:
-    """Marker values of an interpreter that differ from this process's."""
-    match = re.fullmatch(r"(?:cpython-?)?(\d+\.\d+)(\.\d+)?", python or "")
-    if match is None:
-        return {}
-    return {"python_version": match[1], "python_full_version": f"{match[1]}{match[2] or '.0'}"}

@@ -123,7 +123,7 @@ class Build:
         return recipe
 
     def _synced(self, sync: Sync, make: Callable[[], Recipe], beside: Executor) -> Recipe:
-        made = beside.submit(lambda: self._expect(make()))
+        made = beside.submit(make)
         with self._timed("install_s"):
             write_whole(self.entry / "uv.toml", sync.settings.encode())
             where = {
@@ -133,13 +133,15 @@ class Build:
             }
             self._uv({**sync.environ, **where}, *sync.words)
         with self._timed("resolve_s"):
-            recipe = result_of(made)
+            recipe = self._expect(result_of(made))
             sync.need_same()
             self._keep(recipe)
         return recipe
 
     def _expect(self, recipe: Recipe) -> Recipe:
-        target = _spec.target_markers(recipe.python)
+        def target() -> Mapping[str, str]:
+            return _spec.markers_of(self.entry / VENV)
+
         pinned = (p for p in _spec.read_lock(recipe.lock) if p.pin and p.applies(target))
         self.expected = {p.name: str(p.data["version"]) for p in pinned}
         return recipe

@@ -136,19 +136,29 @@ class _Job:
     def choice(self, names: Mapping[Path, str]) -> Choice:
         """All packages of the environment, told apart by where they come from."""
         self._gather_carried()
-        target = _spec.target_markers(self.spec.python)
         elsewhere, sources, carried = [], {}, []
         for package, base in self._packages():
             path = _local_path(package, base)
             if path is None:
                 elsewhere.append(package)
-            elif not package.applies(target):
+            elif not package.applies(self._target):
                 continue
             elif path.parent == self.folder / "carried":
                 carried.append(package.name)
             else:
                 sources[package.name] = _counted(package, path, names)
         return Choice.of(elsewhere, sources, carried)
+
+    def _target(self) -> Mapping[str, str]:
+        """Marker values of the interpreter that uv chooses, as it does for the build."""
+        if self.spec.python is None:
+            return {}
+        if Path(self.spec.python).is_absolute():
+            return _spec.markers_of(Path(self.spec.python))
+        folder = self.folder / "target"
+        if not folder.exists():
+            self._uv("venv", "-q", "--no-project", *python_flags(self.spec), folder)
+        return _spec.markers_of(folder)
 
     def _packages(self) -> list[tuple[_spec.Package, Path]]:
         """Entries of locks, each with the folder that its paths start from."""
@@ -237,8 +247,7 @@ class _Job:
             raise
         chosen = _spec.read_lock(output.read_text("utf-8"))
         if onto is not None:
-            target = _spec.target_markers(self.spec.python)
-            there = {p.name for p in onto if p.applies(target)}
+            there = {p.name for p in onto if p.applies(self._target)}
             chosen = [p for p in chosen if p.name not in there]
         return [(package, output.parent) for package in chosen]
 

@@ -1,0 +1,58 @@
+"""Markers are those of the interpreter that is asked for, however it is named; not the driver's."""
+
+import subprocess
+import sys
+
+import pytest
+from local_sources import value, write_package
+
+from raycrew.venv_manager import EnvironmentSpec, ensure
+from raycrew.venv_manager._uv import find_uv
+from raycrew.venv_manager.testing import write_project
+
+pytestmark = pytest.mark.hostile
+
+
+@pytest.fixture
+def other(environ):
+    """Version and path of another Python than the driver's."""
+    own = f"3.{sys.version_info.minor}"
+    for version in ("3.13", "3.12", "3.11"):
+        command = [find_uv(environ), "python", "find", "--no-project", version]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True)
+        if version != own and done.returncode == 0:
+            return version, done.stdout.strip()
+    return pytest.skip("this machine has one Python only")
+
+
+@pytest.mark.parametrize("form", ["a path", "a version", "a range", "an implementation"])
+def test_a_local_source_for_another_python_is_there_and_counts(store, environ, tmp_path, other, form):
+    version, path = other
+    inner = write_package(tmp_path / "inner", 1)
+    sources = '[tool.uv.sources]\ninner = { path = "../inner" }\n'
+    needs = [f"inner ; python_version == '{version}'", f"demo==1.0 ; python_version == '{version}'"]
+    project = write_project(tmp_path / "project", dependencies=needs, more=sources)
+    subprocess.run([find_uv(environ), "lock", "-q", "--project", project], env=environ, check=True)
+    forms = {
+        "a path": path,
+        "a version": version,
+        "a range": f"=={version}.*",
+        "an implementation": f"cpython-{version}",
+    }
+    spec = EnvironmentSpec.project(project, python=forms[form], locked=True, carry=False)
+    for number in (1, 22):
+        (inner / "inner.py").write_text(f"VALUE = {number}\n")
+        environment = ensure(spec, store=store)
+        assert value(environment, "inner") == number
+        assert environment.stamp["packages"] == {"inner": "0", "demo": "1.0"}
+
+
+def test_what_is_for_the_drivers_python_only_is_not_expected(store, environ, tmp_path, other):
+    version, path = other
+    write_package(tmp_path / "inner", 1)
+    sources = '[tool.uv.sources]\ninner = { path = "../inner" }\n'
+    needs = [f"inner ; python_version != '{version}'", f"demo==1.0 ; python_version != '{version}'", "leaf"]
+    project = write_project(tmp_path / "project", dependencies=needs, more=sources)
+    subprocess.run([find_uv(environ), "lock", "-q", "--project", project], env=environ, check=True)
+    spec = EnvironmentSpec.project(project, python=path, locked=True, carry=False)
+    assert ensure(spec, store=store).stamp["packages"] == {"leaf": "1.1"}
