@@ -459,6 +459,28 @@ def test_zeros_of_two_signs_are_two_values_and_no_padding():
     assert remotize(sample, registry, trim=True)["x"].shape == (1, 3)
 
 
+@pytest.mark.parametrize("rows", [slice(None), [0, 4, 1, 5]])
+def test_parameters_are_filled_whichever_rows_are_fetched(rows):
+    registry = ShardRegistry(InProcessBackend())
+    handle = RTensor.concat(registry.put([table(3), table(3) + 100]))[rows]
+    parameter = torch.nn.Parameter(torch.zeros(handle.shape))
+    registry.fetch([handle], into=[parameter])
+    assert torch.equal(parameter.detach(), torch.cat([table(3), table(3) + 100])[rows])
+
+
+@pytest.mark.hostile
+def test_a_tensor_that_cannot_be_filled_is_refused():
+    registry = ShardRegistry(InProcessBackend())
+    (handle,) = registry.put([torch.ones(2, 3, dtype=torch.complex64)])
+    lazy = torch.zeros(2, 3, dtype=torch.complex64)
+    for target in (lazy.conj(), torch.zeros_like(lazy, device="meta")):
+        with pytest.raises(ValueError, match="can't be filled"):
+            registry.fetch([handle], into=[target])
+    (handle,) = registry.put([torch.ones(2, 3)])
+    with pytest.raises(ValueError, match="can't be filled"):
+        registry.fetch([handle], into=[lazy.conj().imag])
+
+
 @pytest.mark.hostile
 def test_microbatches_of_handles_stay_as_short_as_planned_when_they_are_padded():
     registry = ShardRegistry(InProcessBackend())

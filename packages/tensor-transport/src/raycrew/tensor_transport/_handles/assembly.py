@@ -12,12 +12,14 @@ from raycrew.tensor_transport.rtensor import RTensor
 
 
 def check_targets(handles: Sequence[RTensor], targets: Sequence[torch.Tensor | None]) -> None:
-    """Raise ValueError unless there is a tensor of the right shape and dtype, or None, for each handle."""
+    """Raise ValueError unless there is a tensor to fill of the right shape and dtype, or None, for each."""
     if len(targets) != len(handles):
         raise ValueError(f"{len(targets)} tensors in `into` for {len(handles)} handles")
     for handle, target in zip(handles, targets, strict=True):
         if target is not None and (target.shape != handle.shape or target.dtype != handle.dtype):
             raise ValueError(f"`into` is {_kind(target)}, the handle {_kind(handle)}")
+        if target is not None and (target.is_meta or target.is_conj() or target.is_neg()):
+            raise ValueError("`into` is a meta tensor, or a lazy conjugate or negative: it can't be filled")
 
 
 _EVERY_ROW = ShardRows(0, slice(None), slice(None))
@@ -101,7 +103,7 @@ def assemble(
 def _place(
     handle: RTensor, shard: TensorShardInfo, rows: ShardRows, tensor: torch.Tensor, out: torch.Tensor
 ) -> None:
-    tensor, out = raw(tensor), raw(out)
+    tensor, out = raw(tensor), raw(out.detach())
     if rows.repeats is not None:
         tensor = tensor[torch.from_numpy(rows.repeats)]
     if not handle.ndim:

@@ -162,7 +162,7 @@ class ShardRegistry:
             StaleHandleError: A shard was released, or its owner restarted.
             ShardLostError: An owner died, and no replica could be read either.
             TransportTimeoutError: A deadline passed.
-            ValueError: A tensor in `into` has another shape or dtype than its handle.
+            ValueError: A tensor in `into` has another shape or dtype than its handle, or can't be filled.
         """
         targets = list(into) if into is not None else [None] * len(handles)
         check_targets(handles, targets)

@@ -189,7 +189,7 @@ class RaggedTensor:
         return reduce_through(type(self), self.values, self.lengths)
 
 
-def _lengths(lengths: Sequence[int] | torch.Tensor) -> torch.Tensor:
+def _lengths(lengths: Sequence[int] | torch.Tensor | npt.NDArray[Any]) -> torch.Tensor:
     """Lengths as int64 on the CPU, in memory of their own."""
     refuse_special_array(lengths, "lengths")
     if isinstance(lengths, np.ndarray):  # torch takes neither another byte order nor one from back to front
