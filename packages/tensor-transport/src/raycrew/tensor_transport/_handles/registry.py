@@ -298,9 +298,8 @@ class ShardRegistry:
         shard = read.shard
         if not shard.replicas:
             raise failures[0]
-        raise ShardLostError(
-            f"{shard.name} is lost, and so are its {len(shard.replicas)} replicas", **shard.identity
-        ) from failures[0]
+        message = f"{shard.name} is lost, and so are its {len(shard.replicas)} replicas"
+        raise ShardLostError(message, **shard.identity) from failures[0]
 
 
 class TravellingReader:
