@@ -501,7 +501,7 @@ def test_local_sources_of_scripts_and_locks_are_found_from_their_files(tmp_path)
         '# /// script\n# dependencies = ["lib", "demo"]\n# [tool.uv.sources]\n# lib = { path = "lib" }\n'
         '# demo = { index = "x" }\n# ///\n'
     )
-    assert script_sources(script) == {"lib": lib}
+    assert script_sources(script) == [("lib", lib, "")]
     lock = tmp_path / "pylock.toml"
     lock.write_text(
         'lock-version = "1.0"\ncreated-by = "x"\n[[packages]]\nname = "lib"\ndirectory = { path = "lib" }\n'

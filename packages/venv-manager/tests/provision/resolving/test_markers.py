@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from local_sources import value, write_package
@@ -15,13 +16,13 @@ pytestmark = pytest.mark.hostile
 
 @pytest.fixture
 def other(environ):
-    """Version and path of another Python than the driver's."""
+    """Version and path of another Python than the driver's, which lies beside it and is found by uv."""
     own = f"3.{sys.version_info.minor}"
     for version in ("3.13", "3.12", "3.11"):
-        command = [find_uv(environ), "python", "find", "--no-project", version]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True)
-        if version != own and done.returncode == 0:
-            return version, done.stdout.strip()
+        for path in Path(sys.base_prefix).parent.glob(f"*/bin/python{version}"):
+            if version != own and subprocess.run([path, "-c", ""], check=False).returncode == 0:
+                environ["PATH"] = f"{path.parent}:{environ['PATH']}"
+                return version, str(path)
     return pytest.skip("this machine has one Python only")
 
 
@@ -56,3 +57,16 @@ def test_what_is_for_the_drivers_python_only_is_not_expected(store, environ, tmp
     subprocess.run([find_uv(environ), "lock", "-q", "--project", project], env=environ, check=True)
     spec = EnvironmentSpec.project(project, python=path, locked=True, carry=False)
     assert ensure(spec, store=store).stamp["packages"] == {"leaf": "1.1"}
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_script_may_name_a_local_source_by_a_marker(store, tmp_path, fits):
+    demo = write_package(tmp_path / "demo", 7)
+    script = tmp_path / "job.py"
+    marker = f"python_version {'>=' if fits else '<'} '3'"
+    script.write_text(
+        "# /// script\n# dependencies = ['demo']\n# [tool.uv.sources]\n"
+        f'# demo = [{{ path = "{demo.name}", marker = "{marker}" }}]\n# ///\n'
+    )
+    built = ensure(EnvironmentSpec.script(script, carry=False), store=store)
+    assert built.stamp["packages"] == {"demo": "0" if fits else "2.0"}

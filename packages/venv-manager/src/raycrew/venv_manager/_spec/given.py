@@ -157,7 +157,7 @@ def _local(spec: EnvironmentSpec, environ: Mapping[str, str]) -> list[Path]:
 
 def _named(spec: EnvironmentSpec, environ: Mapping[str, str]) -> Iterator[Path]:
     if spec.kind == "script":
-        yield from script_sources(Path(spec.path)).values()
+        yield from (path for _, path, _ in script_sources(Path(spec.path)))
     if spec.kind == "pylock":
         yield from _locked_paths(Path(spec.path), file_hash(spec.path))
     named = [local_requirement(text) for text in spec.packages]
@@ -178,14 +178,15 @@ def base_of(spec: EnvironmentSpec) -> Path:
     return Path(spec.requirement_files[0]).parent if spec.requirement_files else Path.cwd()
 
 
-def script_sources(script: Path) -> dict[str, Path]:
-    """The local sources that a script names for its dependencies."""
+def script_sources(script: Path) -> list[tuple[str, Path, str]]:
+    """The local sources that a script names for its dependencies: name, place and marker, which may be empty."""
     sources = inline_metadata(script).get("tool", {}).get("uv", {}).get("sources", {})
-    return {
-        name: (script.parent / source["path"]).resolve()
-        for name, source in sources.items()
-        if isinstance(source, dict) and "path" in source
-    }
+    return [
+        (name, (script.parent / source["path"]).resolve(), source.get("marker", ""))
+        for name, told in sources.items()
+        for source in (told if isinstance(told, list) else [told])
+        if "path" in source
+    ]
 
 
 def label_of(path: Path) -> str:

@@ -139,12 +139,12 @@ def _unnamed(text: str, base: Path, options: str, editable: bool) -> tuple[str, 
 
 def _path(target: str, base: Path, *, is_path: bool = False) -> Path | None:
     if match := _FILE_URL.match(target):
-        return _resolved(unquote(target[match.end() :]), base)
+        return _resolved(unquote(target[match.end() :].partition("#")[0]), base)
     if "://" in target or target.startswith("-"):  # an index's, or an option
         return None
     is_path = is_path or "/" in target or target in (".", "..") or target.endswith(_ARCHIVES)  # no name
-    return _resolved(target, base) if is_path else None
+    return _resolved(target.partition("#")[0], base) if is_path else None
 
 
 def _resolved(path: str, base: Path) -> Path:
-    return (base / re.sub("^/+", "/", path.partition("#")[0])).resolve()
+    return (base / re.sub("^/+", "/", path)).resolve()

@@ -75,8 +75,8 @@ class Wanted:
         if onto is not None:
             return
         if self.spec.kind == "script":
-            for name, path in script_sources(Path(self.spec.path)).items():
-                yield f"{name} @ {path.as_uri()}"
+            for name, path, marker in script_sources(Path(self.spec.path)):
+                yield f"{name} @ {path.as_uri()}" + (f" ; {marker}" if marker else "")
         if self.project and not self.spec.only_groups:
             data = read_toml(self.project / "pyproject.toml")
             if is_package(data):
