@@ -177,6 +177,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "_store/building/engines": ("store/building/test_engines.py",),
         "_store/building/inventory": ("store/building/test_inventory.py", "store/test_upkeep.py"),
         "_store/building/recipe": ("store/building/test_recipe.py",),
+        "_store/building/versions": ("store/building/test_odd_names.py",),
         "_spec/local/credentials": ("uv/test_access.py", "uv/test_secrets.py"),
         "_spec/local/fingerprints": (
             "spec/local/test_lock_places.py",

@@ -179,7 +179,7 @@ def base_of(spec: EnvironmentSpec) -> Path:
 
 
 def script_sources(script: Path) -> list[tuple[str, Path, str]]:
-    """The local sources that a script names for its dependencies: name, place and marker, which may be empty."""
+    """The local sources that a script names for its dependencies: name, place, marker (may be empty)."""
     sources = inline_metadata(script).get("tool", {}).get("uv", {}).get("sources", {})
     return [
         (name, (script.parent / source["path"]).resolve(), source.get("marker", ""))
