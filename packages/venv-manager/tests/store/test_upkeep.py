@@ -108,6 +108,7 @@ def test_gc_removes_by_age_and_keeps_what_is_named(fake_store):
 def test_gc_by_size_begins_with_the_longest_unused(fake_store):
     built = [ensure(spec(name), store=fake_store) for name in ("one", "two", "three")]
     fake_store.name("gone", built[1].key)
+    (fake_store.root / "by-name" / "stray").write_text("no name")
     forget_use(fake_store)
     for days, environment in zip((1, 3, 2), built, strict=True):
         age(fake_store, environment, days)

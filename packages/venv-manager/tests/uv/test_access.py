@@ -310,6 +310,14 @@ def test_what_has_no_credentials_stays_as_it_is(text):
     assert list(credentials_in(text)) == []
 
 
+@pytest.mark.hostile
+@pytest.mark.timeout(60)  # where each letter begins a search of its own, it takes an hour
+def test_a_long_word_is_searched_once():
+    text = "a." * 500_000
+    assert without_credentials(f"{text} https://u:p@h") == f"{text} https://h"
+    assert [found.username for found in credentials_in(f"{text} https://u:p@h")] == ["u"]
+
+
 @pytest.mark.smoke
 def test_one_host_has_one_name_unless_it_knows_several_users():
     def found(*urls):

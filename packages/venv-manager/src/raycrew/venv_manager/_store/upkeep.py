@@ -305,11 +305,15 @@ def _remove_left_over(store: Store, folder: Path, dry_run: bool, ignore_hidden: 
 def _unlink_names(store: Store) -> None:
     """Names of what is gone; of what is built anew at this moment they stay."""
     for link in store.root.glob(f"{NAMES}/*"):
-        if not link.exists():
-            with suppress(StoreTimeoutError, FileNotFoundError), store.locks(_named_by(link)).building(0.0):
+        if not link.exists() and (key := _named_by(link)):
+            with suppress(StoreTimeoutError), store.locks(key).building(0.0):
                 if not link.exists():
-                    link.unlink()
+                    link.unlink(missing_ok=True)
 
 
 def _named_by(link: Path) -> str:
-    return link.readlink().parent.name
+    """The key of a named environment; "" where it is gone by now, or is no name."""
+    try:
+        return link.readlink().parent.name
+    except OSError:
+        return ""

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
-# As `urllib.parse` reads an authority: the user's part ends at the last @ before the path.
-_AUTHORITY = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]*)://(?P<user>[^\s/?#\"'<>]*)@")
+# As `urllib.parse` reads an authority: the user's part ends at the last @ before the path. Schemes
+# are short: else each letter of a long word would begin a search through all of it.
+_AUTHORITY = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]{0,99})://(?P<user>[^\s/?#\"'<>]*)@")
 _URL = re.compile(_AUTHORITY.pattern + r"[^\s\"'<>,;]*")
 
 
