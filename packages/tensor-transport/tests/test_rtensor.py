@@ -371,9 +371,8 @@ def trimmed(registry, used, width, *, left=False, pad=-1):
 
 
 @pytest.mark.hostile
-@pytest.mark.parametrize("left", [False, True])
-@pytest.mark.parametrize("used", [4, 6, 8])
-def test_handles_of_other_widths_do_not_join_where_padding_was_trimmed(left, used):
+@pytest.mark.parametrize(("left", "used"), [(True, 4), (True, 6), (True, 8), (False, 8)])
+def test_handles_of_other_widths_do_not_join_where_padding_may_be_on_the_left(left, used):
     registry = ShardRegistry(InProcessBackend())
     (_, a), (_, b) = trimmed(registry, 4, 10, left=left), trimmed(registry, used, 8, left=left)
     with pytest.raises(ValueError, match="of 8 and 10 do not join"):
@@ -382,6 +381,20 @@ def test_handles_of_other_widths_do_not_join_where_padding_was_trimmed(left, use
         RTensor([a.shard, b.shard])
     with pytest.raises(BatchSchemaError, match=r"column 'ids'.*do not join"):
         BatchedDataDict.from_batches([{"ids": a}, {"ids": b}])
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("used", [1, 4, 6])
+def test_handles_of_other_widths_join_where_their_padding_is_on_the_right(used):
+    registry = ShardRegistry(InProcessBackend())
+    (ids, a), (other_ids, b) = trimmed(registry, 4, 10), trimmed(registry, used, 8, pad=-2)
+    want = torch.cat([ids, torch.nn.functional.pad(other_ids, (0, 2), value=-2)])
+    for joined in (RTensor.concat([a, b]), BatchedDataDict.from_batches([{"ids": a}, {"ids": b}])["ids"]):
+        assert torch.equal(localize(joined, registry, pad=True), want)
+        assert torch.equal(localize(joined[[1, 0]], registry, pad=True), want[[1, 0]])
+        assert torch.equal(localize(joined, registry), want[:, : max(4, used)])
+    both = RTensor([a.shard, b.shard])
+    assert torch.equal(registry.fetch([both.padded()])[0], want)
 
 
 @pytest.mark.hostile
@@ -453,10 +466,21 @@ def test_padding_comes_back_as_the_very_bytes(pad, dtype, rows):
     assert torch.equal(restored.view(torch.uint8), torch.cat([values, values]).view(torch.uint8))
 
 
-def test_zeros_of_two_signs_are_two_values_and_no_padding():
+@pytest.mark.parametrize("zeros", [[0.0, -0.0], [-0.0, 0.0]])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_zeros_of_two_signs_are_padding_that_comes_back_as_zeros(zeros, dtype):
     registry = ShardRegistry(InProcessBackend())
-    sample = {"x": torch.tensor([[1.0, 0.0, -0.0]]), "attention_mask": torch.tensor([[1, 0, 0]])}
-    assert remotize(sample, registry, trim=True)["x"].shape == (1, 3)
+    values = torch.tensor([[1.0, *zeros]]).to(dtype)
+    stored = remotize({"x": values, "attention_mask": torch.tensor([[1, 0, 0]])}, registry, trim=True)["x"]
+    assert stored.shape == (1, 1)
+    padding = stored.localize(pad=True)[:, 1:].float()
+    assert padding.tolist() == [[0, 0]] and not padding.signbit().any()
+
+
+def test_padding_of_nan_is_none():
+    registry = ShardRegistry(InProcessBackend())
+    sample = {"x": torch.tensor([[1.0, torch.nan]]), "attention_mask": torch.tensor([[1, 0]])}
+    assert remotize(sample, registry, trim=True)["x"].shape == (1, 2)
 
 
 @pytest.mark.parametrize("rows", [slice(None), [0, 4, 1, 5]])

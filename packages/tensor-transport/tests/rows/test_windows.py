@@ -32,18 +32,25 @@ def test_what_was_trimmed_on_the_left_is_truncated_as_it_is_shown():
     whole = Window(4, 10, 10)
     assert whole.truncated(10) == whole and whole.padded() == Window(0, 10, 10)
     assert whole.truncated(8) == whole.truncated(6) == Window(4, 10, None), "padded, it would be longer"
+    assert Window(2, 7, 10).truncated(8) == Window(2, 7, 8), "padding on both sides"
+    assert Window(2, 7, 10).truncated(7) == Window(2, 7, 7)
     assert whole.truncated(2) == Window(4, 6, None) == Window(4, 6, None).padded()
     assert Window(4, 6, None).truncated(1) == Window(4, 5, None)
     with pytest.raises(IndexError):
         whole.truncated(-1)
 
 
-def test_columns_join_where_they_are_equally_wide():
+def test_columns_join_where_they_are_equally_wide_or_padded_on_the_right():
+    assert Window.joined([Window(0, 3, 8), Window(0, 5, 6)]) == Window(0, 5, 8)
+    assert Window.joined([Window(0, 3, 9), Window(0, 7, 8), Window(0, 0, 1)]) == Window(0, 7, 9)
     assert Window.joined([Window(0, 3, 8), Window(2, 5, 8)]) == Window(0, 5, 8)
     assert Window.joined([Window(2, 5, None), Window(2, 5, None)]) == Window(2, 5, None)
     assert Window.joined([Window(2, 5, None), Window(2, 5, 8)]) == Window(2, 5, None)
     for a, b, widths in [
-        (Window(0, 3, 8), Window(0, 3, 9), "8 and 9"),
+        (Window(0, 3, 8), Window(1, 3, 9), "8 and 9"),
+        (Window(0, 3, 8), Window(3, 9, 9), "8 and 9"),
+        (Window(0, 3, 3), Window(0, 3, 9), "3 and 9"),
+        (Window(0, 3, 8), Window(0, 9, 9), "8 and 9"),
         (Window(0, 3, 8), Window(1, 3, None), "8 and cut ones"),
         (Window(0, 3, None), Window(1, 3, None), "cut ones"),
     ]:

@@ -299,8 +299,8 @@ class BatchedDataDict(
         Args:
             sequence_dim: Which dimension of tensors and arrays is the sequence.
             keys: Truncate only these columns; by default tensors and arrays that are as wide as that of
-                `input_key` was when it was planned, handles and ragged ones (and all, where `input_key` was
-                neither).
+                `input_key` was when it was planned, handles and ragged ones (and all tensors, where
+                `input_key` was neither).
             pad_side: Where rows have their padding, which is cut.
 
         Raises:

@@ -386,3 +386,19 @@ def test_who_pulls_is_content_with_a_later_version_that_came_by_another_thread(s
         assert_same(generator.model.tensors, weights(1))
         with pytest.raises(StaleVersionError, match="version 2 is held already"):
             generator.receiver.pull(1)
+
+
+@pytest.mark.hostile
+def test_who_pulls_is_content_with_what_came_by_another_thread_also_where_it_takes_several(store):
+    with WeightDirectory.local(keep=2) as directory:
+        trainer = Trainer(store, directory)
+        trainer.publish_weights()
+        changed = {"ids": weights(1)["ids"]}
+        trainer.publisher.publish(changed, partial=True)
+
+        def another():
+            assert generator.receiver.pull().version == 2
+
+        generator = Generator(store, Late(directory, another))
+        assert generator.receiver.pull().version == 2
+        assert_same(generator.model.tensors, weights() | changed)

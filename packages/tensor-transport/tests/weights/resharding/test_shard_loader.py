@@ -72,3 +72,12 @@ def test_names_that_are_one_parameter_of_a_rank_get_one_value_or_nothing():
     assert not state["a"].any()
     receiver.apply(publisher.publish(whole | {"tied": whole["a"].clone()}))
     assert state["a"].eq(1).all() and state["b"].eq(2).all()
+
+
+def test_what_a_partial_update_does_not_bring_counts_as_no_write():
+    layout = Layout({name: replicated((2, 2), "float32", [0]) for name in ("a", "b")})
+    state = {name: torch.ones(2, 2, requires_grad=True) for name in ("a", "b")}
+    loader, loss = ShardLoader(state, layout, 0), (state["a"] ** 2).sum()
+    loader([("b", torch.zeros(2, 2))])
+    loss.backward()
+    assert state["a"].grad is not None and not state["b"].any()

@@ -36,11 +36,11 @@ def padded_width(column: Any, key: str) -> int | None:
 
 
 def as_wide(columns: Mapping[str, Any], dim: int, width: int | None) -> list[str]:
-    """The columns as wide along a dimension as the planned tokens were; all, where these had no width."""
+    """The columns as wide along a dimension as planned tokens were; all but arrays where they had none."""
     return [
         key
         for key, column in columns.items()
-        if width is None
+        if (width is None and not isinstance(column, np.ndarray))
         or not isinstance(column, torch.Tensor | np.ndarray)
         or (column.ndim > dim and column.shape[dim] == width)
     ]

@@ -2,13 +2,14 @@
 
 import copy
 import dataclasses
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from raycrew.tensor_transport._bytes import check_tensor, flat_bytes
+from raycrew.tensor_transport._bytes import check_tensor
 from raycrew.tensor_transport._columns import PackedTensor, RaggedTensor
 from raycrew.tensor_transport._handles.registry import ShardRegistry
 from raycrew.tensor_transport._rows import TensorShardInfo
@@ -336,7 +337,13 @@ def _trim_of(tensor: torch.Tensor, start: int, end: int) -> _Trim | None:
     padding = torch.cat([tensor[:, :start], tensor[:, end:]], dim=1)
     if not padding.numel():
         return None
-    value, elements = padding.flatten()[0], flat_bytes(padding).view(-1, padding.itemsize)
-    if bool(value.isnan()) or not bool((elements == elements[0]).all()):
+    value = padding.flatten()[0]
+    if not bool((padding == value).all()):
         return None
-    return _Trim(start, end, tensor.shape[1], value.item())
+    return _Trim(start, end, tensor.shape[1], _of_one_sign(value.item(), padding))
+
+
+def _of_one_sign(value: float | int | bool, padding: torch.Tensor) -> float | int | bool:
+    """A value that all of some padding equals: 0.0 where there are zeros of both signs."""
+    is_negative = isinstance(value, float) and not value and math.copysign(1.0, value) < 0
+    return 0.0 if is_negative and not bool(padding.float().signbit().all()) else value

@@ -25,32 +25,34 @@ class Window(NamedTuple):
         """The columns of all shards.
 
         Raises:
-            ValueError: There is none, or with their padding they are not equally wide, or differ otherwise.
+            ValueError: There is none, or they differ, or their padding does: see `joined`.
         """
         if not shards:
             raise ValueError("a handle has at least one shard")
         check_alike(shards)
-        widths = {shard.full_width for shard in shards}
-        if len(widths) > 1:
+        windows = [cls(*shard.columns, shard.full_width) for shard in shards]
+        if not _are_alike(windows):
+            widths = {width for *_, width in windows}
             raise ValueError(f"shards of {_listed(widths)} columns do not make one tensor")
-        columns = [shard.columns for shard in shards]
-        return cls(min(start for start, _ in columns), max(end for _, end in columns), widths.pop())
+        return cls.joined(windows)
 
     @classmethod
     def joined(cls, windows: Sequence[Self]) -> Self:
         """The columns of all: one window, or several of tensors that are equally wide with their padding.
+
+        Where padding was trimmed on the right of each, the others get more of it.
 
         Raises:
             ValueError: They are not, or columns were cut.
         """
         columns = {(start, end) for start, end, _ in windows}
         widths = {width for _, _, width in windows}
-        if len(widths - {None}) > 1 or (len(columns) > 1 and None in widths):
+        if not _are_alike(windows):
             raise ValueError(
                 f"handles of columns {sorted(columns)} of {_listed(widths)} do not join; nothing is padded "
                 "silently: localize() them first, or truncate all alike"
             )
-        width = None if None in widths else widths.pop()
+        width = None if None in widths else max(width for width in widths if width is not None)
         return cls(min(start for start, _ in columns), max(end for _, end in columns), width)
 
     @property
@@ -80,11 +82,20 @@ class Window(NamedTuple):
         kept = self.cut(0, min(length, self.shown))
         if self.width is None or length >= self.width:
             return kept
-        return kept._replace(width=None if self.start else length)
+        return kept._replace(width=None if self.start and length < self.end else length)
 
     def padded(self) -> Self:
         """With the padding that was trimmed; the same where none is known."""
         return self if self.width is None else self._replace(start=0, end=self.width)
+
+
+def _are_alike(windows: Sequence[Window]) -> bool:
+    """Whether rows of these columns make one tensor, with padding that is known to be on the right if any."""
+    columns = {(start, end) for start, end, _ in windows}
+    widths = {width for *_, width in windows}
+    if None in widths:
+        return len(columns) == 1 and len(widths) <= 2
+    return len(widths) == 1 or all(not start and end < width for start, end, width in windows if width)
 
 
 def _listed(widths: Collection[int | None]) -> str:

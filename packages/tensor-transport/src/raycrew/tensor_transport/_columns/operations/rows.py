@@ -130,7 +130,8 @@ class RowOperations(ColumnTable):
         """
         if added is None and self.padding_rows is None:
             raise ValueError(
-                "this batch is not what pad_to_divisor() gave: pass unpad() the padding_rows of that one"
+                "this batch is not what pad_to_divisor() gave: pass unpad() the padding_rows of that one, or "
+                "call it on each batch before they are joined"
             )
         added = whole_number(self.padding_rows if added is None else added, "how many rows are dropped")
         if added > self.size:

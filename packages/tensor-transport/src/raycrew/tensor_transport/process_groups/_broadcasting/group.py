@@ -203,7 +203,7 @@ class CollectiveGroup(Belonging):
             self._operate(transfer.guard, wish, views, window, mark)
         except BaseException as found:  # noqa: BLE001 - whoever waits for the transfer gets it
             error = found
-        if wish.role == "receive":
+        if begun and wish.role == "receive":
             count_write(views)
         views.clear()
         with self._lock:

@@ -51,9 +51,9 @@ class WeightReceiver(Belonging):
             is set, or for a "shadow". Where it finds that it can't before it changes anything, it raises
             LoadRefusedError: what is held stays intact.
         expected: The names, shapes and dtypes to accept: a state dict (meta tensors will do). Without it, the
-            first update that commits sets them. Names that are one tensor in it have to have the same
-            elements in an update; where the trainer does not have them tied, too, all of the update is
-            fetched before `load` is given any of it.
+            first update that commits sets them. Names that are one tensor in it (also one on the meta device:
+            make one for each name) have to have the same elements in an update; where the trainer does not
+            have them tied, too, all of the update is fetched before `load` is given any of it.
         store: Where the buckets are, a store or a transport: Ray's object store unless given.
         borrow: Hand out tensors over the store's memory itself instead of a copy.
         verify_first: Fetch and verify all buckets before `load` is called, so that a lost or damaged bucket
@@ -267,15 +267,17 @@ class WeightReceiver(Belonging):
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._check_usable()
         while True:
+            before = self._applier.held.number
             chain = self._chain(number, missing_ok)
             if chain is None:
                 return None
             try:
                 return self._pull(chain, deadline)
-            except (BucketFetchError, StaleVersionError):
+            except (BucketFetchError, StaleVersionError) as error:
                 latest = self._member.directory.latest
                 is_gone = latest is None and not (missing_ok and self.intact)
-                if number is not None or is_gone or latest == chain[-1]:
+                others = isinstance(error, StaleVersionError) and self._applier.held.number != before
+                if number is not None or is_gone or (latest == chain[-1] and not others):
                     raise
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ class ShardLoader:
         check_targets(layout)
         self._layout, self._rank = layout, rank
         self._memories = memories_of(state, layout, rank)
-        self._written = [state[name] for name in self._memories]
+        self._state = {name: state[name] for name in self._memories}
         self._blocks = {name: list(_blocks(layout, name, rank)) for name in layout.tensors}
 
     @property
@@ -56,14 +56,16 @@ class ShardLoader:
         Raises:
             ReshardError: A tensor is not one of the layout, or has another shape or dtype there.
         """
+        written: set[str] = set()
         try:
             for name, tensor in tensors:
                 self._check(name, tensor)
                 for parameter, block in self._blocks[name]:
+                    written.add(parameter)
                     box = tuple(slice(a, a + n) for a, n in zip(block.start, block.region.shape, strict=True))
                     view(self._memories[parameter], block.region).copy_(tensor[box])
         finally:
-            count_write(self._written)  # A DTensor counts for itself, not with its memory.
+            count_write(self._state[each] for each in written)  # A DTensor does not count with its memory.
 
     def _check(self, name: str, tensor: torch.Tensor) -> None:
         wanted = self._layout.tensors.get(name)

@@ -141,9 +141,8 @@ def pull_shards(
     try:
         filler.fill((_place(sources[move.source_rank], move), move) for move in _rotated(moves, rank))
     finally:
-        count_write(
-            [*memories.values(), *(state[name] for name in memories)]
-        )  # DTensors count for themselves
+        written = {move.target_parameter for move in moves}
+        count_write(each[name] for name in written for each in (memories, state))  # DTensors for themselves
     _compare(memories, moves, rank, sources)
     size = sum(move.size_bytes for move in moves)
     return ReshardReceipt(rank, size, len(moves), time.perf_counter() - start)
