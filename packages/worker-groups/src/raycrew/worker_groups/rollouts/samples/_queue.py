@@ -293,7 +293,11 @@ class SampleQueue(QueueCoroutines):
         return n
 
     def end(self) -> None:
-        """Put nothing more: consumers get what is left, in smaller batches, and then are told."""
+        """Put nothing more: consumers get what is left, in smaller batches, and then are told.
+
+        With `stale="rescore"`, whoever adds `rescored` columns is told once no sample is left that may become
+        too old: take the rest, or `close` the queue.
+        """
         self._channel.ask(Request("end", {}), None)
 
     def stats(self) -> SampleStats:
