@@ -159,7 +159,8 @@ class SampleQueue(QueueCoroutines):
             The numbers of the samples; those that they got before, where keys were known.
 
         Raises:
-            SampleQueueTimeoutError: There was no room in time; nothing was put.
+            SampleQueueTimeoutError: There was no room in time, and nothing was put; or no answer came, and it
+                may have been (`may_be_done`).
             SampleQueueEndedError: The queue has ended.
             SampleQueueClosedError: The queue was closed.
             TypeError: A column is no sequence of rows, or a row can't be kept.
