@@ -89,7 +89,15 @@ class PhaseTimeoutError(PhaseError, TimeoutError):
 
 
 class SampleQueueError(WorkerGroupError):
-    """A queue of samples can't do what was asked."""
+    """A queue of samples can't do what was asked.
+
+    Attributes:
+        may_be_done: Whether it may have been done all the same, as no answer came.
+    """
+
+    def __init__(self, message: str, *, may_be_done: bool = False) -> None:
+        super().__init__(message)
+        self.may_be_done = may_be_done
 
 
 class SampleQueueClosedError(SampleQueueError):

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
+from ray.exceptions import RayActorError
 
 from raycrew.cluster_core import Session
 from raycrew.worker_groups import MultiWorkerFuture, ResultTimeoutError, WorkerFailureError
@@ -93,6 +94,7 @@ class HalfHung:
     def __init__(self):
         self.may_fail, self.is_hanging, self.is_over = (threading.Event() for _ in range(3))
         self.failing = Stream([ValueError("broken")])
+        self.recovery = None
 
     def await_some(self, streams, *_):
         if self.failing in streams:
@@ -103,7 +105,8 @@ class HalfHung:
         return streams[:1]
 
     def future(self):
-        return MultiWorkerFuture([self.failing, Stream([])], [0, 1], is_stream=True, method="count")
+        streams, how = [self.failing, Stream([])], {"is_stream": True, "recovery": self.recovery}
+        return MultiWorkerFuture(streams, [0, 1], method="count", **how)
 
 
 @pytest.fixture
@@ -132,7 +135,9 @@ def test_a_failure_is_told_to_whoever_waited_behind_the_reader_that_heard_of_it(
 
 
 @pytest.mark.hostile
-def test_a_failure_is_told_while_somebody_waits_for_all_outcomes(half_hung):
+@pytest.mark.parametrize("error", [ValueError("broken"), RayActorError()])
+def test_a_failure_is_told_while_somebody_waits_for_all_outcomes(half_hung, error):
+    half_hung.failing, half_hung.recovery = Stream([error]), Recovery(lambda error: False)
     future = half_hung.future()
     half_hung.may_fail.set()
     with ThreadPoolExecutor(2) as threads:

@@ -136,6 +136,21 @@ def test_a_folder_keeps_its_samples_whatever_number_of_keys_is_remembered(
             assert queue.known(["a", "b"]) == known
 
 
+def test_keys_are_forgotten_in_the_same_order_whoever_reopens_a_folder(tmp_path, monkeypatch):
+    options = {"directory": tmp_path, "max_keys": 2}
+    with SampleQueue(["tokens"], **options) as queue:
+        with monkeypatch.context() as patched:
+            patched.setattr(queue._channel._keeper._ledger, "put", lambda samples: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                put(queue, "a")  # written down, and nothing else
+        assert [put(queue, key) for key in "bacb"] == [[1], [2], [3], [4]]
+        assert queue.known(["a", "b", "c"]) == ["b", "c"]
+    with SampleQueue(["tokens"], **options) as queue:
+        assert queue.known(["a", "b", "c"]) == ["b", "c"]
+        batch = queue.get(100, at_least=1, timeout_s=0)
+        assert (batch.ids, batch["tokens"]) == ([1, 2, 3, 4], ["of b", "of a", "of c", "of b"])
+
+
 def test_a_put_that_was_broken_off_counts_once_whoever_reopens_its_folder(tmp_path, monkeypatch):
     with SampleQueue(["tokens"], directory=tmp_path) as queue:
         with monkeypatch.context() as patched:

@@ -12,7 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from raycrew.worker_groups.errors import SampleQueueClosedError
+from raycrew.worker_groups.errors import (
+    SampleQueueClosedError,
+    SampleQueueError,
+    SampleQueueTimeoutError,
+)
 from raycrew.worker_groups.rollouts import samples
 from raycrew.worker_groups.rollouts.samples import SampleQueue
 from raycrew.worker_groups.rollouts.samples._asking.codec import decode
@@ -38,8 +42,8 @@ def keeper_of(**options):
     return made
 
 
-def put(queue, *tokens, version=0):
-    return queue.put({"tokens": tokens}, version=version)
+def put(queue, *tokens, version=0, timeout_s=None):
+    return queue.put({"tokens": tokens}, version=version, timeout_s=timeout_s)
 
 
 def test_a_renewed_lease_that_ends_is_nothing_to_those_who_have_others():
@@ -241,6 +245,38 @@ def test_what_was_done_is_answered_with_what_became_of_it():
     third, _ = get_from(keeper, 1)
     assert (keeper.withdraw(third), keeper.withdraw("never begun")) == (1, 0)
     assert (keeper.discard(0), keeper.end()) == (2, True)
+
+
+def test_those_who_wait_hear_of_what_is_withdrawn_where_it_changes_anything():
+    keeper, heard = keeper_of(max_samples=2), []
+    put_into(keeper, 1, 2)
+    lease, _ = get_from(keeper, 1)
+    late = putting(keeper.options, {"tokens": [3]}, 0, None, partial=False)
+    assert keeper.put(**late.arguments) is None
+    keeper.listen("somebody", lambda: heard.append(1))
+    keeper.withdraw("never begun")
+    assert heard == []
+    keeper.withdraw(late.ticket)
+    assert heard == [1]
+    keeper.withdraw(lease)
+    assert heard == [1, 1]
+
+
+def test_what_was_withdrawn_stays_so_however_often_others_are_refused():
+    with SampleQueue(["tokens"], max_samples=1) as queue:
+        keeper = queue._channel._keeper
+        withdrawn = getting(keeper._options, 1)
+        keeper.withdraw(withdrawn.arguments["wanted"].lease)
+        put(queue, 1)
+        for _ in range(200):
+            with pytest.raises(SampleQueueTimeoutError):
+                queue.get(1, max_staleness=0, version=1, timeout_s=0)
+            with pytest.raises(SampleQueueTimeoutError):
+                put(queue, 2, timeout_s=0)
+            with pytest.raises(ValueError, match="more than max_samples"):
+                put(queue, 3, 4)
+        with pytest.raises(SampleQueueError, match="does not wait for it any more"):
+            queue._channel.ask(withdrawn, 0)
 
 
 def test_who_waits_looks_again_when_the_next_lease_ends():

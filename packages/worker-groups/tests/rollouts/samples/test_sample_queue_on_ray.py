@@ -16,6 +16,7 @@ from raycrew.worker_groups import (
     SampleQueueEndedError,
     SampleQueueTimeoutError,
 )
+from raycrew.worker_groups.rollouts.samples._channels import remote
 
 COLUMNS = ["tokens", "reward"]
 
@@ -100,8 +101,9 @@ def test_the_samples_of_a_consumer_that_is_killed_come_back(queue):
 def test_a_queue_is_passed_on_and_ended_by_its_owner_alone(queue):
     copy = pickle.loads(pickle.dumps(queue))
     copy.close()
-    with pytest.raises(SampleQueueClosedError):
+    with pytest.raises(SampleQueueClosedError) as closed:
         copy.stats()
+    assert not closed.value.may_be_done
     get(user(queue).close.remote())
     assert queue.stats().held == 0
     with pytest.raises(ValueError, match="has no column"):
@@ -157,14 +159,29 @@ def test_a_put_that_was_cancelled_while_it_waited_is_not_done_later(queue):
     assert (queue.get(1)["tokens"], queue.stats().produced) == (["next"], 9)
 
 
+def test_a_put_that_is_not_answered_may_be_done_and_is_not_done_later(queue, monkeypatch):
+    queue.put({"tokens": range(8), "reward": range(8)}, version=0)
+    with pytest.raises(SampleQueueTimeoutError, match="no room") as refused:
+        queue.put({"tokens": ["refused"], "reward": [0]}, version=0, timeout_s=0)
+    with monkeypatch.context() as patched:
+        patched.setattr(remote, "ANSWER_S", 0.1 - remote.POLL_S)
+        with pytest.raises(SampleQueueTimeoutError, match="did not answer") as unanswered:
+            queue.put({"tokens": ["late"], "reward": [0]}, version=0)
+    assert (refused.value.may_be_done, unanswered.value.may_be_done) == (False, True)
+    queue.get(8).done()
+    queue.put({"tokens": ["next"], "reward": [0]}, version=0, timeout_s=60)
+    assert (queue.get(1)["tokens"], queue.stats().produced) == (["next"], 9)
+
+
 def test_a_queue_whose_actor_died_says_so_and_its_folder_goes_on(local_ray, tmp_path):
     queue = SampleQueue.on_ray(COLUMNS, directory=tmp_path / "queue")
     queue.put({"tokens": [1, 2, 3], "reward": [0, 0, 0]}, version=4)
     queue.get(1).done()
     queue.get(1)
     ray.kill(queue._channel._actor)
-    with pytest.raises(SampleQueueClosedError, match="died"):
+    with pytest.raises(SampleQueueClosedError, match="died") as died:
         queue.get(3)  # which waits
+    assert died.value.may_be_done, "a folder may have it"
 
     later = []
 

@@ -250,3 +250,28 @@ def test_parts_of_rollouts_are_not_scored_before_they_are_whole(rescoring):
         rescoring.get(1, max_staleness=1, timeout_s=0)
     score(rescoring, 5)
     assert rescoring.get(1, max_staleness=1, timeout_s=0).versions_behind == [0]
+
+
+def test_at_the_end_parts_of_rollouts_may_yet_be_whole_and_too_old_and_scored(rescoring):
+    trainer, scorer = {"max_staleness": 1, "timeout_s": 0}, {"adds": ["logprobs"], "timeout_s": 0}
+    part = {"tokens": [[1]], "logprobs": [[-1]], "reward": [0]}
+    rescoring.put(part, version=0, lengths=[1], partial=True)
+    with pytest.raises(SampleQueueTimeoutError):
+        rescoring.get(1, **trainer)
+    rescoring.end()
+    for _ in range(2):
+        for wanted in (trainer, scorer):
+            with pytest.raises(SampleQueueTimeoutError):
+                rescoring.get(1, **wanted)
+        rescoring.advance(5)
+    with pytest.raises(SampleQueueEndedError):
+        rescoring.resume(1, **trainer)  # nobody scores parts
+    with rescoring.resume(1) as parts:
+        parts.put({**part, "tokens": [[1, 2]], "logprobs": [[-1, -2]]}, version=5, lengths=[2])
+    with pytest.raises(SampleQueueTimeoutError):
+        rescoring.get(1, **trainer)
+    score(rescoring, 5)
+    rescoring.get(1, **trainer).done()
+    for wanted in (trainer, scorer):
+        with pytest.raises(SampleQueueEndedError):
+            rescoring.get(1, **wanted)

@@ -196,6 +196,9 @@ class Gathering(Telling):
             for note in self._why:
                 error.add_note(note)
             raise error
+        if self.is_stream and recovery is not None:  # never sent again: there is no turn to wait for
+            recovery.after(error, lambda: True)
+            raise error
         begin = time.monotonic()
         with self._turn():
             if recovery is not None and list(self) == sent:

@@ -121,7 +121,15 @@ class QueueCoroutines:
         """Where a caller waits no longer, nothing is done later, and what was handed out goes back."""
         try:
             yield
-        except BaseException:
-            with suppress(SampleQueueError):
-                self._channel.tell(Request("withdraw", {"who": who}))
+        except BaseException as error:
+            if not _is_refusal(error):
+                with suppress(SampleQueueError):
+                    self._channel.tell(Request("withdraw", {"who": who}))
             raise
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether that was the queue's answer, after which nothing is done later."""
+    if isinstance(error, SampleQueueError):
+        return not error.may_be_done
+    return isinstance(error, ValueError | TypeError)

@@ -159,7 +159,8 @@ class SampleQueue(QueueCoroutines):
             The numbers of the samples; those that they got before, where keys were known.
 
         Raises:
-            SampleQueueTimeoutError: There was no room in time; nothing was put.
+            SampleQueueTimeoutError: There was no room in time, and nothing was put; or no answer came, and it
+                may have been (`may_be_done`).
             SampleQueueEndedError: The queue has ended.
             SampleQueueClosedError: The queue was closed.
             TypeError: A column is no sequence of rows, or a row can't be kept.
@@ -293,7 +294,11 @@ class SampleQueue(QueueCoroutines):
         return n
 
     def end(self) -> None:
-        """Put nothing more: consumers get what is left, in smaller batches, and then are told."""
+        """Put nothing more: consumers get what is left, in smaller batches, and then are told.
+
+        With `stale="rescore"`, whoever adds `rescored` columns is told once no sample is left that may become
+        too old: take the rest, or `close` the queue.
+        """
         self._channel.ask(Request("end", {}), None)
 
     def stats(self) -> SampleStats:

@@ -193,20 +193,21 @@ class RayChannel:
             with self._session.while_connected():
                 return ask()
         except ClusterClosedError as error:
-            raise SampleQueueClosedError(f"{self._name}: {error}") from error
+            raise SampleQueueClosedError(f"{self._name}: {error}", may_be_done=True) from error
         except GetTimeoutError as error:
             raise self._unanswered(ANSWER_S) from error
         except ray.exceptions.RayError as error:
             if is_death(error) and not may_come_back(error):
-                raise SampleQueueClosedError(f"{self._name} was closed, or its actor has died") from error
+                raise SampleQueueClosedError(
+                    f"{self._name} was closed, or its actor has died", may_be_done=True
+                ) from error
             raise SampleQueueError(
-                f"{self._name} can't be reached; what was asked may have been done"
+                f"{self._name} can't be reached; what was asked may have been done", may_be_done=True
             ) from error
 
     def _unanswered(self, timeout_s: float) -> SampleQueueTimeoutError:
-        return SampleQueueTimeoutError(
-            f"the actor of {self._name} did not answer for {timeout_s:g} s; what was asked may have been done"
-        )
+        what = f"the actor of {self._name} did not answer for {timeout_s:g} s"
+        return SampleQueueTimeoutError(f"{what}; what was asked may have been done", may_be_done=True)
 
 
 def _wait_s(deadline: float) -> float:

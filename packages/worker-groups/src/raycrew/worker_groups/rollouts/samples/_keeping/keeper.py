@@ -171,11 +171,12 @@ class Keeper(Operations):
         Args:
             who: The lease of a get, or the ticket of a put.
         """
-        with self._operation():
+        with self._operation(is_change=False):
             if who in self._ledger.leases:
+                self._is_changed = True
                 return self._ledger.give_back(who, None)
             self._withdrawn.append(who)  # it may wait still, or have been overtaken
-            self._room.leave(who)
+            self._is_changed |= self._room.leave(who)
             return 0
 
     def _check_wanted(self, who: str) -> None:

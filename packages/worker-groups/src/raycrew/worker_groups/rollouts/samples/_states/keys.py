@@ -34,8 +34,9 @@ class Keys:
         return [self._ids.get(key) for key in keys]
 
     def note(self, key: str, sample: int) -> None:
-        """A sample was put under a key."""
+        """A sample was put under a key, which is the newest now, also where it was known."""
         self._ids[key] = sample
+        self._ids.move_to_end(key)
         self.newest = max(self.newest, sample)
         self.bound(self.most)
 

@@ -12,6 +12,7 @@ from raycrew.worker_groups.rollouts.samples._states.order import Order
 from raycrew.worker_groups.rollouts.samples._states.ready import Ready
 from raycrew.worker_groups.rollouts.samples._states.sample import (
     ALL,
+    GOES_ON,
     WHOLE,
     Sample,
     Use,
@@ -164,23 +165,22 @@ class Ledger:
     def may_come(self, use: Use, floor: int) -> bool:
         """Whether samples that are held and not ready for a use may become so."""
         return any(
-            not is_ready(s, use) and self._may_become_ready(s, use) and self._may_be_young(s, floor)
+            not is_ready(s, use) and self._may_become_ready(s, use) and self._may_be_young(s, use, floor)
             for s in self.samples.values()
         )
 
     def _may_become_ready(self, sample: Sample, use: Use) -> bool:
         if may_become_ready(sample, use):
             return True
-        return (
-            self._is_bounded and self._is_scored_anew(sample) and not sample.mask & use.adds & ~self._rescored
-        )
+        return self._is_bounded and self._scores_anew and not sample.mask & use.adds & ~self._rescored
 
-    def _may_be_young(self, sample: Sample, floor: int) -> bool:
-        return sample.tag >= floor or self._is_scored_anew(sample)
+    def _may_be_young(self, sample: Sample, use: Use, floor: int) -> bool:
+        return sample.tag >= floor or (self._scores_anew and use != GOES_ON)  # once it is whole, and scored
 
-    def _is_scored_anew(self, sample: Sample) -> bool:
-        """Whether it is, where it is found too old; nobody who scores is handed parts."""
-        return self._stale == "rescore" and bool(sample.mask & WHOLE)
+    @property
+    def _scores_anew(self) -> bool:
+        """Whether whole samples are scored anew, where they are found too old."""
+        return self._stale == "rescore"
 
     def take_stale(self, use: Use, floor: int) -> int:
         """Drop or strip samples that are ready for a use, and older, if that is done; how many."""
@@ -188,8 +188,8 @@ class Ledger:
         if self._stale == "keep" or floor <= 0:
             return 0
         found = [self.samples[self._order.sample(key)] for key in self._ready_for(use).below(floor)]
-        if self._stale == "rescore":
-            found = [s for s in found if self._is_scored_anew(s) and s.mask & self._rescored]
+        if self._scores_anew:  # nobody who scores is handed parts
+            found = [s for s in found if s.mask & WHOLE and s.mask & self._rescored]
             found = [s for s in found if not s.is_rescored and not s.busy]
         for sample in found:
             if self._stale == "drop":
