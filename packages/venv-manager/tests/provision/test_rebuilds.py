@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 
 import pytest
 from builds import SPEC
@@ -41,6 +42,31 @@ def test_nodes_that_share_files_rebuild_once(here, fake_uv):
         create_local_venv_on_each_node(SPEC, "x", OneByOne("a", "b", "c"), force_rebuild=True)
         assert len(fake_uv.calls("pip install")) == builds
         forget(here)
+
+
+REBUILD = """
+import sys
+from raycrew.venv_manager import Store
+store, (key, token) = Store(), sys.argv[1:]
+recipe = store.recipe(key)
+def report(text):
+    print(text, flush=True)
+store.install(key, lambda: recipe, python=recipe.python, force=True, token=token, report=report)
+"""
+
+
+@pytest.mark.parametrize("token", ["", "of-one-call"])
+def test_rebuilds_at_the_same_time_build_once_and_all_succeed(here, fake_uv, token):
+    key = ensure(SPEC).key
+    forget(here)
+    command = [sys.executable, "-c", REBUILD, key, token]
+    with Store(here).locks(key).building(5.0):
+        running = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(3)]
+        assert all(one.stdout.readline().startswith(b"waiting") for one in running)
+    for one in running:
+        one.communicate()
+    assert [one.returncode for one in running] == [0, 0, 0]
+    assert len(fake_uv.calls("pip install")) == 2
 
 
 def test_the_variable_rebuilds_once_in_a_process_for_all_its_workers(here, fake_uv, monkeypatch):
