@@ -91,3 +91,9 @@ def test_a_locked_local_source_by_a_marker_may_be_elsewhere(store, environ, tmp_
     built = ensure(EnvironmentSpec.project(project, frozen=True, carry=False), store=store)
     assert built.stamp["packages"] == {"leaf": "1.1"}
     assert ensure(EnvironmentSpec.pylock(lock, carry=False), store=store).stamp["packages"] == {"other": "0"}
+
+
+def test_a_script_without_dependencies_has_an_environment_too(store, tmp_path):
+    script = tmp_path / "job.py"
+    script.write_text("# /// script\n# dependencies = []\n# ///\n")
+    assert ensure(EnvironmentSpec.script(script, carry=False), store=store).stamp["packages"] == {}
