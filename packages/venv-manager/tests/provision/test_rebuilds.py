@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from builds import SPEC
@@ -30,6 +31,21 @@ class OneByOne(ProcessNodes):
     def run_on_each_node(self, fn):
         for name in self.names:
             yield from ProcessNodes(name).run_on_each_node(fn)
+
+
+class Apart(ProcessNodes):
+    """Nodes whose disk is not the driver's, whose folder has the same path there."""
+
+    def run_on_each_node(self, fn):
+        here, aside, theirs = (Path(os.environ["RAYCREW_VENV_DIR"] + end) for end in ("", ".aside", ".node"))
+        theirs.mkdir(exist_ok=True)
+        here.rename(aside)
+        theirs.rename(here)
+        try:
+            yield from list(super().run_on_each_node(fn))
+        finally:
+            here.rename(theirs)
+            aside.rename(here)
 
 
 def forget(root):
@@ -81,6 +97,17 @@ def test_the_variable_rebuilds_once_in_a_process_for_all_its_workers(here, fake_
     assert prefetch(registry) == {"pkg.*": python}
     assert len(fake_uv.calls("pip install")) == 1
     assert len(fake_uv.calls("pip compile")) == 1
+
+
+def test_the_variable_rebuilds_once_on_each_disk_also_after_the_driver_did(here, fake_uv, monkeypatch):
+    create_local_venv_on_each_node(SPEC, "x", Apart("a"))
+    monkeypatch.setenv("RAYCREW_FORCE_REBUILD_VENVS", "1")
+    ensure(SPEC)
+    assert len(fake_uv.calls("pip install")) == 2
+    for _ in range(2):
+        create_local_venv_on_each_node(SPEC, "x", Apart("a"))
+        assert len(fake_uv.calls("pip install")) == 3
+        ensure(SPEC)
 
 
 def test_a_rebuild_by_the_variable_that_failed_is_tried_again(here, fake_uv, monkeypatch):
