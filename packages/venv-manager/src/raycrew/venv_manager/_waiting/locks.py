@@ -164,13 +164,18 @@ class KeyLocks:
 
     @contextlib.contextmanager
     def unused(self) -> Iterator[bool]:
-        """Whether no process uses it; while it is so, none can begin to.
+        """Whether no process uses it; while it is so, none can begin to. To look is no use.
 
         Raises:
             StoreError: The store's files cannot be locked.
         """
+        is_known = self.last_used() > 0
         with _opened(self._used) as used:
-            yield _locked(self._used, used)
+            free = _locked(self._used, used)
+            if free and not is_known:
+                with contextlib.suppress(OSError):
+                    os.utime(used, (0, 0))
+            yield free
 
 
 def _begin_use(name: str) -> bool:
