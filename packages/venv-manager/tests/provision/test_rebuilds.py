@@ -19,6 +19,7 @@ from raycrew.venv_manager import (
     prefetch,
 )
 from raycrew.venv_manager._waiting import slot
+from raycrew.venv_manager.provision import prepare
 from raycrew.venv_manager.testing import ThreadNodes
 
 pytestmark = pytest.mark.hostile
@@ -128,8 +129,9 @@ def test_nodes_keep_to_the_deadline_and_the_number_of_builds_of_the_drivers_stor
             self.deadline_s = timeout_s
             return super().run_on_each_node(fn)
 
+    patient, store = Store(), Store(environ=dict(os.environ), build_timeout_s=1.0, max_builds=1)
+    prepare(SPEC, patient)
     fake_uv.hold("pip install")
-    store = Store(environ=dict(os.environ), build_timeout_s=1.0, max_builds=1)
     nodes = Told(["a"])
     try:
         with pytest.raises(ProvisionError, match="did not end within 1 s"):
@@ -142,4 +144,4 @@ def test_nodes_keep_to_the_deadline_and_the_number_of_builds_of_the_drivers_stor
         pytest.raises(ProvisionError, match="1 other environments are being built"),
     ):
         create_local_venv_on_each_node(SPEC, "x", nodes, store=store)
-    assert create_local_venv_on_each_node(SPEC, "x", nodes, store=store)
+    assert create_local_venv_on_each_node(SPEC, "x", nodes, store=patient)
