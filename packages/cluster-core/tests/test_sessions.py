@@ -15,6 +15,7 @@ from watching import live_groups, wait_until
 
 from raycrew.cluster_core import ClusterClosedError, RayVirtualCluster, Session, init_ray
 from raycrew.cluster_core._connection import init as _init
+from raycrew.cluster_core._placement.allocation import Allocation
 
 pytestmark = pytest.mark.hostile
 
@@ -68,6 +69,39 @@ def test_a_cluster_of_another_session_says_so_and_touches_nothing(end):
     assert Session.current() == after
     with pytest.raises(ClusterClosedError, match="was shut down"):
         cluster.holders()
+
+
+def test_a_shutdown_that_was_interrupted_can_be_repeated_and_nothing_else(local_ray, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    cluster = RayVirtualCluster([1], use_gpus=False)
+    cluster.rendezvous()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Allocation, "give_back", interrupted)
+        cluster.shutdown()
+    assert "shut down" in repr(cluster) and live_groups()
+    for use in (cluster.holders, cluster.rendezvous, cluster.check_nodes):
+        with pytest.raises(ClusterClosedError, match="being shut down"):
+            use()
+    cluster.shutdown()
+    with pytest.raises(ClusterClosedError, match="was shut down"):
+        cluster.holders()
+    assert not live_groups()
+
+
+def test_what_is_forgotten_in_the_middle_of_its_shutdown_is_given_back(local_ray, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    cluster = RayVirtualCluster([1], use_gpus=False, name="cell")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Allocation, "give_back", interrupted)
+        cluster.shutdown()
+    with pytest.warns(ResourceWarning, match="'cell' was forgotten"):
+        del cluster
+        gc.collect()
+    wait_until(lambda: not live_groups())
 
 
 def test_slots_that_an_actor_keeps_are_released_quietly_over_another_session(end):

@@ -92,7 +92,7 @@ class Losing:
     """An actor whose every other answer is lost."""
 
     def __init__(self, actor):
-        self.actor, self.count = actor, 0
+        self.actor, self.count, self.asked = actor, 0, []
 
     @property
     def call(self):
@@ -101,22 +101,47 @@ class Losing:
     def remote(self, *arguments):
         answer = self.actor.call.remote(*arguments)
         self.count += 1
+        self.asked.append(arguments[0])
         return no_answer.remote(answer) if self.count % 2 else answer
 
 
 def test_a_lost_answer_leaves_no_claim_and_gives_none_up(local_ray, monkeypatch):
-    start = _ray.start_actor
+    start, keepers = _ray.start_actor, []
+
+    def start_losing(*arguments):
+        keepers.append(Losing(start(*arguments)))
+        return keepers[-1]
+
     with RayVirtualCluster([2], use_gpus=False) as cluster, monkeypatch.context() as patch:
-        patch.setattr(_ray, "start_actor", lambda *arguments: Losing(start(*arguments)))
+        patch.setattr(_ray, "start_actor", start_losing)
         patch.setattr(_ray, "end_actor", lambda losing: ray.kill(losing.actor))
         ray.put(cluster)
         claim = cluster.claim([0], "mine")
         assert cluster.holders() == {0: ("mine",)}
-        with pytest.raises(BundlesOccupiedError, match="held by bundle 0: mine"):
-            cluster.claim([0], "other")
+        for refused, match in (([0], "held by bundle 0: mine"), ([7], "7")):
+            with pytest.raises((BundlesOccupiedError, ValueError), match=match):
+                cluster.claim(refused, "other")
+        assert "release" not in keepers[0].asked  # as nothing was taken
         claim.release()
         assert cluster.holders() == {}
+        claims = [cluster.claim([i], "mine") for i in range(2)]
+        assert cluster.release_holder("mine") == 2
+        for claim in claims:
+            claim.release()
         cluster.shutdown()
+
+
+def test_a_claim_that_cannot_be_given_back_hides_no_error(local_ray, caplog):
+    class Broken(Losing):
+        def remote(self, *arguments):
+            if arguments[0] == "release":
+                raise OSError("no way there")
+            raise KeyboardInterrupt
+
+    ledger = SharedLedger(Broken(None), 1)
+    with pytest.raises(KeyboardInterrupt):
+        ledger.take([0], "mine")
+    assert "a claim of 'mine' may be held" in caplog.text and "no way there" in caplog.text
 
 
 def test_a_ledger_lies_on_its_owners_node_so_that_the_end_of_no_other_one_ends_it(ray_nodes):

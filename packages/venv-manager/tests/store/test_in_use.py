@@ -147,7 +147,7 @@ def test_a_refused_rebuild_leaves_its_caller_a_user(fake_store):
     (kept,) = collect(fake_store, max_bytes=0)
     assert (kept.reason, kept.removed) == ("in use by a process that asked for it", False)
     impatient = Store(fake_store.root, environ=fake_store.environ, build_timeout_s=0.1, max_builds=1)
-    locks = fake_store.locks(built.key)
+    locks, recipe = fake_store.locks(built.key), fake_store.recipe(built.key)
     with slot(locks.folder, 1, 1.0), pytest.raises(StoreTimeoutError):
-        ensure(spec("one"), store=impatient, force_rebuild=True)
+        impatient.install(built.key, lambda: recipe, force=True)
     assert not collect(fake_store, max_bytes=0)[0].removed

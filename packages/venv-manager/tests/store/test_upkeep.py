@@ -206,6 +206,26 @@ def test_what_was_used_or_built_anew_meanwhile_is_not_removed_for_its_age(fake_s
     assert one.python.exists() and other.python.exists()
 
 
+def test_a_use_that_nobody_wrote_down_is_long_ago_however_often_gc_looks(fake_store):
+    built = ensure(spec("one"), store=fake_store)
+    forget_use(fake_store)
+    (fake_store.root / "locks" / f"{built.key}.used").unlink()
+    for dry_run in (True, True, False):
+        (row,) = collect(fake_store, older_than_days=5, dry_run=dry_run)
+        assert (row.reason.startswith("unused for"), row.removed) == (True, not dry_run)
+
+
+def test_names_that_lead_nowhere_go_whatever_they_are(fake_store):
+    store, gone = fake_store, "0123456789abcdef01234567"
+    store.need_writable(gone)
+    store.name("gone", gone)
+    store.name("locked-out", gone.replace("0", "f"))
+    (store.root / "by-name" / "elsewhere").symlink_to(f"../{'x' * 250}/venv")
+    (store.root / "locks" / f"{gone.replace('0', 'f')}.lock").mkdir()  # as one that others alone may open
+    assert collect(store) == []
+    assert [path.name for path in (store.root / "by-name").iterdir()] == ["locked-out"]
+
+
 def test_a_name_of_what_is_built_anew_at_the_moment_stays(fake_store, fake_uv):
     built = ensure(spec("one"), store=fake_store)
     fake_store.name("worker", built.key)

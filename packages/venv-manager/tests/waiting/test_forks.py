@@ -90,6 +90,18 @@ def test_a_use_ends_for_its_process_and_stays_for_what_was_forked_from_it(fake_s
         assert free
 
 
+def test_a_fork_is_no_new_use(fake_store):
+    fake_store.need_writable("abc")
+    locks = fake_store.locks("abc")
+    assert locks.use()
+    os.utime(locks.folder / "abc.used", (1e9, 1e9))
+    if (child := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert locks.last_used() == 1e9
+    locks.release()
+
+
 UNWINDING = """
 import os, sys
 from pathlib import Path
@@ -111,3 +123,44 @@ with ours.building(1.0), ours.unused():
 def test_what_unwinds_in_a_forked_process_lets_go_of_nothing_of_its_parents(tmp_path):
     said = subprocess.check_output([sys.executable, "-c", UNWINDING, tmp_path], text=True, timeout=60)
     assert said.split() == ["False", "held"]
+
+
+FORKING = """
+import os, sys, threading
+from pathlib import Path
+from raycrew.venv_manager._waiting import KeyLocks
+
+locks, goes_on = KeyLocks(Path(sys.argv[1]), "abc"), True
+
+def lock():
+    while goes_on:
+        with locks.unused():
+            pass
+
+def use():
+    while goes_on:
+        locks.use()
+        locks.release()
+
+def kept():
+    locks.release()  # what is forked uses what its parent used
+    links = Path("/proc/self/fd").iterdir()
+    return any(os.readlink(link).endswith("abc.used") for link in links if link.is_symlink())
+
+thread = threading.Thread(target=globals()[sys.argv[2]])
+thread.start()
+ends = []
+for _ in range(40):
+    if (child := os.fork()) == 0:
+        os._exit(kept())
+    ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+goes_on = False
+thread.join()
+print(sum(ends))
+"""
+
+
+@pytest.mark.parametrize("way", ["lock", "use"])
+def test_what_is_forked_by_another_thread_at_any_moment_keeps_no_lock_file_open(tmp_path, way):
+    said = subprocess.check_output([sys.executable, "-c", FORKING, tmp_path, way], text=True, timeout=60)
+    assert said.split() == ["0"]

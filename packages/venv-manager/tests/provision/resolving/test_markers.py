@@ -59,14 +59,41 @@ def test_what_is_for_the_drivers_python_only_is_not_expected(store, environ, tmp
     assert ensure(spec, store=store).stamp["packages"] == {"leaf": "1.1"}
 
 
-@pytest.mark.parametrize("fits", [True, False])
-def test_a_script_may_name_a_local_source_by_a_marker(store, tmp_path, fits):
+@pytest.mark.parametrize("case", ["it fits", "it does not fit", "it is elsewhere"])
+def test_a_script_may_name_a_local_source_by_a_marker(store, tmp_path, case):
     demo = write_package(tmp_path / "demo", 7)
+    if case == "it is elsewhere":
+        demo = demo.rename(tmp_path / "nowhere").with_name("demo")
     script = tmp_path / "job.py"
-    marker = f"python_version {'>=' if fits else '<'} '3'"
+    marker = f"python_version {'>=' if case == 'it fits' else '<'} '3'"
     script.write_text(
         "# /// script\n# dependencies = ['demo']\n# [tool.uv.sources]\n"
         f'# demo = [{{ path = "{demo.name}", marker = "{marker}" }}]\n# ///\n'
     )
     built = ensure(EnvironmentSpec.script(script, carry=False), store=store)
-    assert built.stamp["packages"] == {"demo": "0" if fits else "2.0"}
+    assert built.stamp["packages"] == {"demo": "0" if case == "it fits" else "2.0"}
+
+
+def test_a_locked_local_source_by_a_marker_may_be_elsewhere(store, environ, tmp_path):
+    inner = write_package(tmp_path / "inner", 1)
+    sources = """[tool.uv.sources]\ninner = [{ path = "../inner", marker = "python_version < '3'" }]\n"""
+    needs = ["inner ; python_version < '3'", "leaf"]
+    project = write_project(tmp_path / "project", dependencies=needs, more=sources)
+    write_package(tmp_path / "other", 1)
+    entries = [
+        f'[[packages]]\nname = "{name}"\n{marker}directory = {{ path = "../{name}" }}\n'
+        for name, marker in (("inner", """marker = "python_version < '3'"\n"""), ("other", ""))
+    ]
+    lock = tmp_path / "project" / "pylock.toml"
+    lock.write_text("\n".join(['lock-version = "1.0"\ncreated-by = "hand"\n', *entries]))
+    subprocess.run([find_uv(environ), "lock", "-q", "--project", project], env=environ, check=True)
+    inner.rename(tmp_path / "nowhere")
+    built = ensure(EnvironmentSpec.project(project, frozen=True, carry=False), store=store)
+    assert built.stamp["packages"] == {"leaf": "1.1"}
+    assert ensure(EnvironmentSpec.pylock(lock, carry=False), store=store).stamp["packages"] == {"other": "0"}
+
+
+def test_a_script_without_dependencies_has_an_environment_too(store, tmp_path):
+    script = tmp_path / "job.py"
+    script.write_text("# /// script\n# dependencies = []\n# ///\n")
+    assert ensure(EnvironmentSpec.script(script, carry=False), store=store).stamp["packages"] == {}

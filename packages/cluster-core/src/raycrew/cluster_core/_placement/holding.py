@@ -47,12 +47,18 @@ class Holding:
         self.allocation, self.claims, self.keepers = allocation, claims, keepers
         self.monitor: MemoryMonitor | None = None
         self._state: Literal["open", "closing", "closed"] = "open"
+        self._is_busy = False
         self._lock = threading.RLock()
 
     @property
     def is_open(self) -> bool:
         """Whether nobody has begun to give it back."""
         return self._state == "open"
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it has not all been given back."""
+        return self._state != "closed"
 
     def check(self) -> None:
         """Make sure that it is there to be used.
@@ -68,17 +74,17 @@ class Holding:
     def give_back(self) -> None:
         """Give everything back; idempotent, and returns when it is done, whoever began.
 
+        One that failed or was interrupted can be repeated; until then it is closing.
         With a connection that has ended everything went back by itself.
         """
         with self._lock:
-            if self._state != "open":  # A signal handler may come here while it is being given back.
+            if self._is_busy or not self.is_held:  # A signal handler may come here in the middle of it.
                 return
-            self._state = "closing"
+            self._state, self._is_busy = "closing", True
             try:
                 self._give_back()
-            except BaseException:
-                self._state = "open"
-                raise
+            finally:
+                self._is_busy = False
             self._state = "closed"
             self.claims.are_held = not self.owner
 

@@ -63,6 +63,7 @@ class SlotLedger:
         self._accelerator = accelerator
         self._seats = list(bundles)
         self._taken: dict[str, Slot] = {}
+        self._given_back: dict[str, int] = {}
         self._lock = RLock()
         self._sort()
 
@@ -154,12 +155,19 @@ class SlotLedger:
                 kept = tuple(seat for seat in slot.seats if seat not in seats)
                 self._taken[token] = replace(slot, seats=kept)
 
-    def release_holder(self, holder: str) -> int:
-        """Give back all slots of a holder; return how many claims that were."""
+    def release_holder(self, holder: str, token: str | None = None) -> int:
+        """Give back all slots of a holder; return how many claims that were.
+
+        What a token gave back already is the answer again, and nothing is given back.
+        """
         with self._lock:
+            if token in self._given_back:
+                return self._given_back[token]
             tokens = [token for token, slot in self._taken.items() if slot.holder == holder]
-            for token in tokens:
-                del self._taken[token]
+            for one in tokens:
+                del self._taken[one]
+            if token is not None:
+                self._given_back[token] = len(tokens)
             return len(tokens)
 
     def processes(self) -> set[Process]:

@@ -1,5 +1,6 @@
 """One ledger for all processes that hold a copy of a virtual cluster."""
 
+import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -13,6 +14,8 @@ from raycrew.cluster_core import _ray
 from raycrew.cluster_core._placement.ledger import Slot, SlotLedger
 from raycrew.cluster_core._planning import Bundle
 from raycrew.cluster_core.errors import BundlesOccupiedError, ClusterClosedError, ClusterError
+
+logger = logging.getLogger(__name__)
 
 _ANSWER_S = 60.0
 _AGAIN_S = 0.2
@@ -112,15 +115,20 @@ class SharedLedger:
         process, token = _ray.this_process(), uuid4().hex
         try:
             slot: Slot = self._call("take", indices, holder, process, token)
+        except (BundlesOccupiedError, ValueError, TypeError):  # Refused: nothing was taken.
+            raise
         except BaseException:
-            self._take_back(token)
+            self._take_back(token, holder)
             raise
         return slot
 
-    def _take_back(self, token: str) -> None:
+    def _take_back(self, token: str, holder: str) -> None:
         """Give back what may have been taken; the ledger hears of it after the claim, and nobody waits."""
-        with suppress(ClusterClosedError), self._session.while_connected():
-            self._keeper.call.remote("release", token)
+        try:
+            with suppress(ClusterClosedError), self._session.while_connected():
+                self._keeper.call.remote("release", token)
+        except Exception as error:  # noqa: BLE001 - why it is taken back is what the caller has to know
+            logger.warning("a claim of %r may be held until this process ends: %s", holder, error)
 
     def release(self, token: str, seats: Collection[int] | None = None) -> None:
         """Give slots back; idempotent. With the owner or the connection they went back by themselves."""
@@ -129,7 +137,7 @@ class SharedLedger:
 
     def release_holder(self, holder: str) -> int:
         """Give back all slots of a holder; return how many claims that were."""
-        return int(self._call("release_holder", holder))
+        return int(self._call("release_holder", holder, uuid4().hex))
 
     def learn(self, devices: Mapping[int, int]) -> None:
         """Note which physical device each seat holds."""

@@ -118,7 +118,7 @@ class RayVirtualCluster:
     def _give_back_when_forgotten(self) -> None:
         held = self._held
         what = f"virtual cluster {held.name!r} was forgotten without shutdown(); its bundles are given back"
-        give_back_when_forgotten(self, what, held.give_back, lambda: held.is_open)
+        give_back_when_forgotten(self, what, held.give_back, lambda: held.is_held)
 
     def _allocate(self) -> Allocation:
         options = self._options
@@ -316,6 +316,7 @@ class RayVirtualCluster:
 
         Returns when it is done, from whichever thread it was called first. Where the connection to Ray ended,
         nothing is left to release. Where Ray's control service does not answer, it goes on in the background.
+        One that is interrupted can be repeated.
 
         On a copy that travelled to another process it only ends the copy: the bundles stay with their owner.
         """

@@ -15,6 +15,7 @@ from raycrew.venv_manager._spec.local import (
     local_requirement,
     local_sources,
     lock_hash,
+    may_count,
     member,
     read_toml,
     requirement_files,
@@ -156,10 +157,12 @@ def _local(spec: EnvironmentSpec, environ: Mapping[str, str]) -> list[Path]:
 
 
 def _named(spec: EnvironmentSpec, environ: Mapping[str, str]) -> Iterator[Path]:
+    conditional: list[tuple[Path, str]] = []
     if spec.kind == "script":
-        yield from (path for _, path, _ in script_sources(Path(spec.path)))
+        conditional += [(path, marker) for _, path, marker in script_sources(Path(spec.path))]
     if spec.kind == "pylock":
-        yield from _locked_paths(Path(spec.path), file_hash(spec.path))
+        conditional += _locked_paths(Path(spec.path), file_hash(spec.path))
+    yield from (path for path, marker in conditional if may_count(path, marker))
     named = [local_requirement(text) for text in spec.packages]
     for name in spec.requirement_files:
         for file in requirement_files(Path(name), environ, constraints=False):
@@ -168,9 +171,13 @@ def _named(spec: EnvironmentSpec, environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 @lru_cache(maxsize=16)
-def _locked_paths(file: Path, _hash: str) -> tuple[Path, ...]:
-    named = [package.local_path for package in _lock.read_lock_file(file)]
-    return tuple((file.parent / path).resolve() for path in named if path)
+def _locked_paths(file: Path, _hash: str) -> tuple[tuple[Path, str], ...]:
+    """The local sources of a lock: place, marker (may be empty)."""
+    return tuple(
+        ((file.parent / package.local_path).resolve(), package.data.get("marker", ""))
+        for package in _lock.read_lock_file(file)
+        if package.local_path
+    )
 
 
 def base_of(spec: EnvironmentSpec) -> Path:

@@ -108,7 +108,8 @@ def _hashes(data: Mapping[str, Any]) -> Iterator[str]:
 
 def write_lock(packages: Iterable[Package]) -> str:
     """A lock file of these entries."""
-    return "\n".join([HEADER, *(p.text for p in sorted(packages, key=lambda p: p.name))])
+    entries = [p.text for p in sorted(packages, key=lambda p: p.name)]
+    return "\n".join([HEADER, *(entries or ["packages = []\n"])])
 
 
 def wheel_entry(file_name: str, content: bytes) -> Package:

@@ -120,7 +120,10 @@ class Store(Shelf):
             StoreError: The store cannot be written to, or another process did not end in time.
             DiskFullError: No space is left.
         """
-        if (found := self.get(key)) and (not force or _is_of(found, token)):
+        is_done = not force or _is_of(
+            self.look(key), token
+        )  # a user that waits to build would stop the others
+        if is_done and (found := self.get(key)):
             return self.on_this_machine(found)
         if not force:
             self._refuse_to_replace(key)
@@ -271,9 +274,9 @@ class Store(Shelf):
         shutil.rmtree(entry, ignore_errors=True)
 
 
-def _is_of(found: Environment, token: str) -> bool:
+def _is_of(found: Environment | None, token: str) -> bool:
     """Whether an environment was built for a rebuild."""
-    return bool(token) and found.stamp.get("token") == token
+    return found is not None and bool(token) and found.stamp.get("token") == token
 
 
 def check_name(alias: str) -> None:

@@ -5,7 +5,7 @@ import re
 import shutil
 import time
 from collections.abc import Collection
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +15,13 @@ from raycrew.venv_manager._store.building import Expectation, check, probe
 from raycrew.venv_manager._store.shelf import NAMES
 from raycrew.venv_manager._store.stamps import STAMP, Environment
 from raycrew.venv_manager._store.store import Store
-from raycrew.venv_manager.errors import ProbeError, SpecError, StoreTimeoutError, UntrustedStoreError
+from raycrew.venv_manager.errors import (
+    ProbeError,
+    SpecError,
+    StoreError,
+    StoreTimeoutError,
+    UntrustedStoreError,
+)
 
 _DAY_S = 86400.0
 _ENTRY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}")  # nothing else of a folder is ours, whatever it is
@@ -303,10 +309,12 @@ def _remove_left_over(store: Store, folder: Path, dry_run: bool, ignore_hidden: 
 
 
 def _unlink_names(store: Store) -> None:
-    """Names of what is gone; of what is built anew at this moment they stay."""
+    """Names of what is gone; of what is built anew at this moment, or cannot be locked, they stay."""
     for link in store.root.glob(f"{NAMES}/*"):
-        if not link.exists() and (key := _named_by(link)):
-            with suppress(StoreTimeoutError), store.locks(key).building(0.0):
+        if not link.exists():
+            key = _named_by(link)
+            alone = store.locks(key).building(0.0) if _ENTRY.fullmatch(key) else nullcontext()
+            with suppress(StoreError), alone:
                 if not link.exists():
                     link.unlink(missing_ok=True)
 

@@ -5,8 +5,11 @@ import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from threading import RLock
 
 _open: set[int] = set()
+#: Held while a file is open and not noted, or the other way round: nothing is forked from this process then.
+no_fork = RLock()
 
 
 def _leave_to_parent() -> None:
@@ -14,6 +17,7 @@ def _leave_to_parent() -> None:
 
     The numbers stay, as code that is in the middle of something may let go of them later.
     """
+    no_fork.release()
     if not _open:
         return
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -23,7 +27,7 @@ def _leave_to_parent() -> None:
     _open.clear()
 
 
-os.register_at_fork(after_in_child=_leave_to_parent)
+os.register_at_fork(before=no_fork.acquire, after_in_parent=no_fork.release, after_in_child=_leave_to_parent)
 
 
 def take(path: str | Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
@@ -32,17 +36,19 @@ def take(path: str | Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
     Raises:
         OSError: It cannot be opened.
     """
-    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
-    _open.add(descriptor)
+    with no_fork:
+        descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
+        _open.add(descriptor)
     return descriptor
 
 
 def leave(descriptor: int) -> None:
     """Unlock and close a file; unlocking is said, as a process that was started may share it."""
-    _open.discard(descriptor)
-    with contextlib.suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    os.close(descriptor)
+    with no_fork:
+        _open.discard(descriptor)
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from raycrew.venv_manager._waiting.flocks import leave, take, taken, try_lock
+from raycrew.venv_manager._waiting.flocks import leave, no_fork, take, taken, try_lock
 from raycrew.venv_manager._waiting.forks import PerProcess
 from raycrew.venv_manager._waiting.interrupt import stop_if_interrupted
 from raycrew.venv_manager._waiting.progress import Report, changes, silent
@@ -141,11 +141,16 @@ class KeyLocks:
         if name in _held:
             return True
         with _guard.here:
-            return name in _held or _begin_use(name)
+            if name not in _held:
+                if not _begin_use(name):
+                    return False
+                with contextlib.suppress(OSError):
+                    os.utime(name)
+            return True
 
     def release(self) -> None:
         """This process uses the environment no longer."""
-        with _guard.here:
+        with _guard.here, no_fork:
             descriptor = _held.pop(str(self._used), None)
             if descriptor is not None:
                 os.close(descriptor)
@@ -159,34 +164,38 @@ class KeyLocks:
 
     @contextlib.contextmanager
     def unused(self) -> Iterator[bool]:
-        """Whether no process uses it; while it is so, none can begin to.
+        """Whether no process uses it; while it is so, none can begin to. To look is no use.
 
         Raises:
             StoreError: The store's files cannot be locked.
         """
+        is_known = self.last_used() > 0
         with _opened(self._used) as used:
-            yield _locked(self._used, used)
+            free = _locked(self._used, used)
+            if free and not is_known:
+                with contextlib.suppress(OSError):
+                    os.utime(used, (0, 0))
+            yield free
 
 
 def _begin_use(name: str) -> bool:
     """Lock the file of an environment's users together with them, as long as this process lives."""
-    try:
-        descriptor = _opened_to_use(name)
-    except OSError:
-        return True
-    try:
-        mine = try_lock(descriptor, fcntl.LOCK_SH)
-    except OSError as error:
-        logger.debug("%s cannot be locked: %s", name, error)
-        os.close(descriptor)
-        return True
-    if not mine:
-        os.close(descriptor)
-        return False
-    with contextlib.suppress(OSError):
-        os.utime(descriptor)
-    _held[name] = descriptor
-    return True
+    with no_fork:
+        try:
+            descriptor = _opened_to_use(name)
+        except OSError:
+            return True
+        try:
+            mine = try_lock(descriptor, fcntl.LOCK_SH)
+        except OSError as error:
+            logger.debug("%s cannot be locked: %s", name, error)
+            os.close(descriptor)
+            return True
+        if mine:
+            _held[name] = descriptor
+        else:
+            os.close(descriptor)
+        return mine
 
 
 def _opened_to_use(name: str) -> int:

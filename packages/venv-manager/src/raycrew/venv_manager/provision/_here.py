@@ -3,6 +3,8 @@
 import logging
 import os
 import sys
+import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -13,7 +15,7 @@ from raycrew.venv_manager import _spec
 from raycrew.venv_manager._spec import EnvironmentSpec
 from raycrew.venv_manager._store import Environment, Recipe, Store, check, check_name, luggage, probe
 from raycrew.venv_manager._uv import build_environment, configured, parse
-from raycrew.venv_manager._waiting import reporting
+from raycrew.venv_manager._waiting import PerProcess, reporting
 from raycrew.venv_manager.errors import InputsChangedError
 from raycrew.venv_manager.provision._resolving import Request, expectation
 
@@ -21,7 +23,10 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _TRIES = 3
-_rebuilt: set[tuple[Path, EnvironmentSpec]] = set()  # as a variable asked
+# As a variable asks: the name of each rebuild, and those whose versions were chosen.
+_rebuilds: dict[tuple[Path, EnvironmentSpec], str] = {}
+_chosen: set[tuple[Path, EnvironmentSpec]] = set()
+_guard = PerProcess(threading.Lock)
 
 
 def identify(spec: EnvironmentSpec, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
@@ -69,11 +74,11 @@ def ensure(
     """
     store = store or Store()
     spec = parse(spec)
-    with rebuilding(spec, store, force_rebuild) as force:
-        return _while_inputs_stay(partial(_ensured, spec, store, force, upgrade))
+    with rebuilding(spec, store, force_rebuild) as (force, token):
+        return _while_inputs_stay(partial(_ensured, spec, store, force, token, upgrade))
 
 
-def _ensured(spec: EnvironmentSpec, store: Store, force: bool, upgrade: bool) -> Environment:
+def _ensured(spec: EnvironmentSpec, store: Store, force: bool, token: str, upgrade: bool) -> Environment:
     request = Request(spec, store)
     if not (force or upgrade) and (found := _published(request.known(), store)):
         return found
@@ -83,7 +88,9 @@ def _ensured(spec: EnvironmentSpec, store: Store, force: bool, upgrade: bool) ->
             return found
         make = partial(request.recipe, identity, report, synced=request.by_lock)
         key = _spec.key_of(identity)
-        return store.install(key, make, python=spec.python, sync=request.sync, force=force, report=report)
+        return store.install(
+            key, make, python=spec.python, sync=request.sync, force=force, token=token, report=report
+        )
 
 
 def _published(identity: Mapping[str, Any] | None, store: Store) -> Environment | None:
@@ -132,17 +139,21 @@ def _title(spec: EnvironmentSpec) -> str:
 
 
 @contextmanager
-def rebuilding(spec: EnvironmentSpec, store: Store, asked: bool) -> Iterator[bool]:
-    """Whether an environment is built anew: where that is asked for, and where a variable says so.
+def rebuilding(spec: EnvironmentSpec, store: Store, asked: bool) -> Iterator[tuple[bool, str]]:
+    """Whether versions are chosen anew, and the name of the rebuild that environments are built for, or "".
 
-    The variable counts once in a process for each environment: what all its workers run in is not built for
-    each of them.
+    Both where a rebuild is asked for, and where a variable says so. The variable means one in a process
+    for each environment: what all its workers run in is not built for each of them. Nodes are told its name
+    each time, as they may have disks of their own.
     """
+    if asked or not _said(store.environ):
+        yield asked, uuid.uuid4().hex if asked else ""
+        return
     what = (store.root, spec)
-    by_variable = not asked and _said(store.environ) and what not in _rebuilt
-    yield asked or by_variable
-    if by_variable:
-        _rebuilt.add(what)
+    with _guard.here:
+        token = _rebuilds.setdefault(what, uuid.uuid4().hex)
+    yield what not in _chosen, token
+    _chosen.add(what)
 
 
 def _said(environ: Mapping[str, str]) -> bool:

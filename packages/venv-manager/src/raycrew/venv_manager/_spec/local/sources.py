@@ -172,9 +172,16 @@ def sources_named(sources: Mapping[str, Any], base: Path) -> Iterator[_Named]:
     members = _members_by_name(base) if any(source.get("workspace") for _, source in given) else {}
     for name, source in given:
         if "path" in source:
-            yield name, (base / source["path"]).resolve()
+            path = (base / source["path"]).resolve()
+            if may_count(path, source.get("marker", "")):
+                yield name, path
         elif source.get("workspace") and (path := members.get(canonicalize_name(name))):
             yield name, path
+
+
+def may_count(path: Path, marker: str) -> bool:
+    """Whether a source that a file names is read here; one for other machines may lie on those only."""
+    return not marker or path.exists()
 
 
 def _requirements(data: Mapping[str, Any]) -> Iterator[str]:

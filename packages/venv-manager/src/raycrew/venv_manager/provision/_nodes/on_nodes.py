@@ -4,7 +4,6 @@ import inspect
 import platform
 import sys
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -99,14 +98,14 @@ def create_local_venv_on_each_node(
         Store, str(store.root), build_timeout_s=store.build_timeout_s, max_builds=store.max_builds,
         trusted_owners=store.trusted_owners,
     )  # fmt: skip
-    with rebuilding(spec, store, force_rebuild) as force:
+    with rebuilding(spec, store, force_rebuild) as (force, token):
         key = published_key(spec, store)
         if not force and key is not None and store.sealed(key):
             work = partial(use_published, key, opened)
         else:
             recipe = prepare(spec, store, force=force)
             key = recipe.key
-            work = partial(install_recipe, recipe.to_bytes(), opened, uuid.uuid4().hex if force else "")
+            work = partial(install_recipe, recipe.to_bytes(), opened, token)
         path = str(store.path(key))
         deadline_s = _STEPS * store.build_timeout_s + _PROBE_S
         _on_each_node(work, runner, venv_name, path, store.locks(key).progress, deadline_s)
