@@ -231,15 +231,31 @@ def gone(pid):
     return not is_running(pid)
 
 
+# As if what is looked for first were waited for meanwhile.
+LATE = """
+import builtins, os
+def late(act, error):
+    errors = [error]
+    def acting(*arguments):
+        if errors:
+            raise errors.pop()
+        return act(*arguments)
+    return acting
+os.kill, builtins.open = late(os.kill, ProcessLookupError()), late(open, FileNotFoundError())
+"""
+
+
 @pytest.mark.hostile
+@pytest.mark.parametrize("before", ["", LATE], ids=["at once", "late"])
 @pytest.mark.parametrize("then", ["time.sleep(1000)", "os._exit(0)"], ids=["runs", "has ended"])
-def test_a_program_ends_with_whoever_verifies_it_though_that_is_killed(tmp_path, then):
+def test_a_program_ends_with_whoever_verifies_it_though_that_is_killed(tmp_path, then, before):
     source = f"import os, pathlib\npathlib.Path({str(tmp_path)!r}, str(os.getpid())).touch()\n"
     source += LEAVE.format(folder=str(tmp_path / "orphans"), then=then)
     (tmp_path / "orphans").mkdir()
     code = (
         "import sys, threading, time; from sandbox import *; import sandbox\n"
         "sandbox._end = lambda keeper: time.sleep(1000)\n"  # killed before it can end what is left
+        f"sandbox._INSIDE = {before!r} + sandbox._INSIDE\n"
         f"one = Submission('a', {source!r}, (Case('1', 1),))\n"
         "threading.Thread(target=verify, args=(one, Limits(wall_s=600, cpu_s=60))).start()\n"
     )

@@ -266,15 +266,17 @@ def _check_plain(call: str, expected: Any) -> None:
 # them. The program runs in its child, whose exit status it tells, and whose standard output leads nowhere.
 # The keeper's standard input ends with whoever has started it, of whatever that died: then all is killed.
 _INSIDE = """
-import ctypes, json, os, resource, signal, sys, threading, time
+import contextlib, ctypes, json, os, resource, signal, sys, threading, time
 order = json.loads(sys.stdin.readline())
+gone = contextlib.suppress(FileNotFoundError, ProcessLookupError)  # children that are waited for meanwhile
 def end():
     os.read(0, 1)
     while True:
         for thread in os.listdir("/proc/self/task"):
-            with open(f"/proc/self/task/{thread}/children") as children:
+            with gone, open(f"/proc/self/task/{thread}/children") as children:
                 for child in children.read().split():
-                    os.kill(int(child), signal.SIGKILL)
+                    with gone:
+                        os.kill(int(child), signal.SIGKILL)
         time.sleep(0.01)
 control = ctypes.CDLL(None).prctl
 control(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER

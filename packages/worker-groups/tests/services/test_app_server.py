@@ -1,17 +1,19 @@
 """An application of one's own from a thread of a process: behind its token, until it is shut down."""
 
 import asyncio
+import contextlib
 import pickle
 import socket
 import threading
+import time
 
 import pytest
 from asking import ask, is_open, told
-from patience import PATIENCE_S
+from patience import PATIENCE_S, eventually
 
 pytest.importorskip("uvicorn")
 
-from raycrew.worker_groups.services import AppServer, ServiceClosedError
+from raycrew.worker_groups.services import AppServer, ServiceClosedError, _asgi
 
 
 async def app(scope, receive, send):
@@ -68,6 +70,57 @@ def test_requests_under_way_end_with_a_shutdown_without_an_answer(begins):
         assert not thread.is_alive()
         assert waits.ends == [1], "it was cancelled"
         assert not _rest(client).endswith(b"0\r\n\r\n")
+
+
+def test_an_answer_that_is_complete_is_sent_to_its_end_at_a_shutdown(monkeypatch):
+    monkeypatch.setattr(_asgi, "_HEAR_S", PATIENCE_S)
+    is_answered, body = threading.Event(), b"a" * (16 << 20) + b"z"
+
+    async def long(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body})
+        is_answered.set()
+
+    server = AppServer(long, token=None)
+    port = server.endpoint.port
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as client:
+        client.sendall(b"GET / HTTP/1.0\r\nHost: x\r\n\r\n")
+        assert is_answered.wait(PATIENCE_S)
+        ending = threading.Thread(target=server.shutdown)
+        ending.start()
+        eventually(lambda: not is_open(port), "it listens no more")
+        assert _rest(client).endswith(body)
+    ending.join(PATIENCE_S)
+
+
+def test_a_request_that_goes_on_when_it_is_cancelled_does_not_keep_the_end_from_its_application():
+    heard, is_asked = [], threading.Event()
+
+    async def stubborn(scope, receive, send):
+        if scope["type"] == "lifespan":
+            for _ in range(2):
+                heard.append((await receive())["type"])
+                await send({"type": f"{heard[-1]}.complete"})
+            return
+        is_asked.set()
+        until = time.monotonic() + 10
+        while "lifespan.shutdown" not in heard and time.monotonic() < until:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.02)
+        heard.append("the request ends")
+
+    server = _asgi.server_of(stubborn, websockets=False, lifespan=True, grace_s=0.1)
+    with _asgi.Listener.at("127.0.0.1", 0, 10) as listener:
+        port = listener.getsockname()[1]
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        eventually(lambda: server.started, "it serves")
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert is_asked.wait(PATIENCE_S)
+            server.should_exit = True
+            thread.join(PATIENCE_S)
+    assert heard == ["lifespan.startup", "lifespan.shutdown", "the request ends"]
 
 
 def _rest(client):
@@ -144,7 +197,9 @@ def test_requests_that_are_sent_at_once_are_all_answered_and_no_more_is_read_tha
         heard = b""
         client.settimeout(PATIENCE_S)
         while heard.count(b"HTTP/1.1 200") < 3:
-            heard += client.recv(4096)
+            piece = client.recv(4096)
+            assert piece, heard
+            heard += piece
 
 
 @pytest.mark.parametrize(

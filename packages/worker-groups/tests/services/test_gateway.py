@@ -133,6 +133,9 @@ class Lossy:
     def balancer(self):
         return self
 
+    def _open(self):
+        """It is."""
+
     def call(self, method, *, key, timeout, **arguments):
         self.calls += 1
         return Future(self.error if self.calls <= self.losses else None)
@@ -254,6 +257,13 @@ def test_a_call_that_can_not_be_sent_has_surely_not_run_only_if_it_never_was(los
     with Gateway(Refusing(losses, refusal), ["generate"]) as gateway:
         answer = post(gateway, "generate", headers={"Idempotency-Key": "a"})
     assert outcome_of(answer) == wanted
+
+
+def test_a_call_to_a_group_that_was_shut_down_before_has_surely_not_run():
+    with InProcessGroup(FakeCluster([1]), Generator, enable_load_balancing=True) as group:
+        gateway = Gateway(group, METHODS)
+    with gateway:
+        assert outcome_of(post(gateway, "generate")) == (503, "surely not run")
 
 
 def test_loggers_of_this_process_stay_as_they_are():

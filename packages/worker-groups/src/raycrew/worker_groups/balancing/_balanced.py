@@ -15,6 +15,10 @@ class Balanced(ABC):
     def name(self) -> str:
         """Name of the group."""
 
+    @abstractmethod
+    def _open(self) -> object:
+        """Raise a `WorkerGroupClosedError` if it has ended."""
+
     @property
     def balancer(self) -> LoadBalancer:
         """Spreads calls (`call`) and streams of items (`map`, `as_completed`) over the workers.

@@ -23,7 +23,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 HEAD_BYTES = 64 << 10
-_HEAR_S = 0.1  # for an application to hear that its client is gone, and to end by itself
+_HEAR_S = 0.1  # to hear that a client is gone and end by itself, and for the last answers to be sent
 MISSING = (
     "services need uvicorn and h11, which are not installed in {where}: pip install "
     "'raycrew-worker-groups[services]'"
@@ -185,6 +185,11 @@ class Connection(H11Protocol):
         if is_whole and len(self.conn.trailing_data[0]) < HEAD_BYTES:
             self.flow.resume_reading()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is under way, whose answer is not complete."""
+        return self.cycle is not None and not self.cycle.response_complete
+
     def _leave_alone(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -193,7 +198,7 @@ class Connection(H11Protocol):
         now, unsent = self.loop.time(), self.transport.get_write_buffer_size()
         if unsent != self._unsent or not unsent:
             self._unsent, self._moved_at = unsent, now
-        busy = self.cycle is not None and not self.cycle.response_complete
+        busy = self.is_busy
         if busy or unsent or self.cycle is not self._seen:
             self._waits_since, self._seen = now, self.cycle
         stalls = busy and self.cycle.more_body and self.transport.is_reading()
@@ -205,7 +210,7 @@ class Connection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Ends what is under way with its connection once its time is over, so that nothing holds up the end.
+    """Ends what is under way with its connection once its time is over; answers that are complete are sent.
 
     Args:
         config: What to serve.
@@ -227,13 +232,21 @@ class Server(uvicorn.Server):
     async def _end_requests(self) -> None:
         await asyncio.sleep(self._grace_s)
         cancelled: set[asyncio.Task[None]] = set()
+        last: set[Any] = set()
         while True:  # for one may have been accepted meanwhile
             for connection in list(self.server_state.connections):
-                connection.transport.abort()
+                if connection in last or _is_busy(connection):
+                    connection.transport.abort()
+                last.add(connection)
             await asyncio.sleep(_HEAR_S)
             for task in self.server_state.tasks - cancelled:
                 task.cancel()
                 cancelled.add(task)
+
+
+def _is_busy(connection: Any) -> bool:
+    """Whether there is more to come than what is being sent already."""
+    return not isinstance(connection, Connection) or connection.is_busy
 
 
 def server_of(
@@ -254,7 +267,7 @@ def server_of(
         header_timeout_s: A connection without a request under way has so long to send the head of one.
         idle_timeout_s: A request may pause for so long while it is sent, and an answer while it is taken.
         grace_s: How long requests under way may take once the server is to end; then they end without an
-            answer.
+            answer, and the application is told of the end soon after, also where they go on.
     """
     limits = {"header_timeout_s": header_timeout_s, "idle_timeout_s": idle_timeout_s}
     config = uvicorn.Config(
@@ -269,6 +282,7 @@ def server_of(
         date_header=False,
         proxy_headers=False,
         h11_max_incomplete_event_size=HEAD_BYTES,
+        timeout_graceful_shutdown=cast("Any", grace_s + 2 * _HEAR_S if grace_s else None),
     )
     return Server(config, grace_s)
 

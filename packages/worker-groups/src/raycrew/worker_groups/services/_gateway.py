@@ -78,7 +78,8 @@ class Gateway(ServedInThread):
             body_bytes=max_body_bytes,
             held_bytes=max_body_bytes,
         )
-        app = Caller(balancer, _checked(methods), limits, where)
+        check = group._open  # noqa: SLF001 - made for this package
+        app = Caller(balancer, _checked(methods), limits, where, check)
         super().__init__(app, own, host, port, max_connections, header_timeout_s, idle_timeout_s)
 
 

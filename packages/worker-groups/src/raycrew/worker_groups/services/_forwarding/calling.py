@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import Collection, Coroutine, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Coroutine, Mapping, MutableMapping
 from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
@@ -51,11 +51,18 @@ class Caller:
         methods: What may be called.
         limits: What it bears.
         key: What tells whose a request is.
+        check: Raises a `WorkerGroupError` where nothing can be sent, as the group has ended.
     """
 
     def __init__(
-        self, balancer: LoadBalancer, methods: Collection[str], limits: Limits, key: Key | None
+        self,
+        balancer: LoadBalancer,
+        methods: Collection[str],
+        limits: Limits,
+        key: Key | None,
+        check: Callable[[], object],
     ) -> None:
+        self._check = check
         self._balancer, self._methods, self._limits, self._key = balancer, tuple(methods), limits, key
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -136,12 +143,16 @@ class Caller:
             CallError: It could not be sent.
         """
         try:
+            self._check()
+        except WorkerGroupError as error:
+            raise CallError(503, str(error)) from error
+        try:
             future = self._balancer.call(method, key=key, timeout=timeout_s, **arguments)
         except UnknownMethodError as error:
             raise CallError(404, str(error)) from error
         except (TypeError, ValueError) as error:
             raise CallError(400, str(error)) from error
-        except WorkerGroupClosedError as error:  # also where the connection ended as it was being sent
+        except WorkerGroupClosedError as error:  # it was open just before: perhaps as it was being sent
             raise CallError(503, str(error), PERHAPS_RUN) from error
         except WorkerGroupError as error:
             raise CallError(503, str(error)) from error
