@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 from weakref import WeakSet
 
+from raycrew.cluster_core._ray import PerProcess
 from raycrew.cluster_core.errors import PortsExhaustedError
 
 logger = logging.getLogger(__name__)
@@ -27,25 +28,28 @@ _EPHEMERAL_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 #: All that hold ports in this process, or will.
 _held = WeakSet[socket.socket]()
-_making = RLock()
+_making = PerProcess(RLock)
 
 
 def _holding_socket(*kind: int) -> socket.socket:
     """A socket that no process has a part in that is forked from this one."""
-    with _making:
+    with _making.here:
         one = socket.socket(*kind)
         _held.add(one)
     return one
 
 
 def _let_go() -> None:
-    _making.release()
     for one in list(_held):
         one.close()
 
 
 # Else ports would stay taken after their release, as long as a process lives that was forked meanwhile.
-os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_let_go)
+os.register_at_fork(
+    before=lambda: _making.here.acquire(),
+    after_in_parent=lambda: _making.here.release(),
+    after_in_child=_let_go,
+)
 
 
 @dataclass(slots=True)

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from threading import RLock
 
+from raycrew.venv_manager._waiting.forks import PerProcess
+
 _open: set[int] = set()
 #: Held while a file is open and not noted, or the other way round: nothing is forked from this process then.
-no_fork = RLock()
+no_fork = PerProcess(RLock)
 
 
 def _leave_to_parent() -> None:
@@ -17,7 +19,6 @@ def _leave_to_parent() -> None:
 
     The numbers stay, as code that is in the middle of something may let go of them later.
     """
-    no_fork.release()
     if not _open:
         return
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -27,7 +28,11 @@ def _leave_to_parent() -> None:
     _open.clear()
 
 
-os.register_at_fork(before=no_fork.acquire, after_in_parent=no_fork.release, after_in_child=_leave_to_parent)
+os.register_at_fork(
+    before=lambda: no_fork.here.acquire(),
+    after_in_parent=lambda: no_fork.here.release(),
+    after_in_child=_leave_to_parent,
+)
 
 
 def take(path: str | Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
@@ -36,7 +41,7 @@ def take(path: str | Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
     Raises:
         OSError: It cannot be opened.
     """
-    with no_fork:
+    with no_fork.here:
         descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
         _open.add(descriptor)
     return descriptor
@@ -44,7 +49,7 @@ def take(path: str | Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
 
 def leave(descriptor: int) -> None:
     """Unlock and close a file; unlocking is said, as a process that was started may share it."""
-    with no_fork:
+    with no_fork.here:
         _open.discard(descriptor)
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)

@@ -150,7 +150,7 @@ class KeyLocks:
 
     def release(self) -> None:
         """This process uses the environment no longer."""
-        with _guard.here, no_fork:
+        with _guard.here, no_fork.here:
             descriptor = _held.pop(str(self._used), None)
             if descriptor is not None:
                 os.close(descriptor)
@@ -180,7 +180,7 @@ class KeyLocks:
 
 def _begin_use(name: str) -> bool:
     """Lock the file of an environment's users together with them, as long as this process lives."""
-    with no_fork:
+    with no_fork.here:
         try:
             descriptor = _opened_to_use(name)
         except OSError:
