@@ -252,6 +252,18 @@ def test_parts_of_rollouts_are_not_scored_before_they_are_whole(rescoring):
     assert rescoring.get(1, max_staleness=1, timeout_s=0).versions_behind == [0]
 
 
+@pytest.mark.parametrize("stale", ["keep", "drop"])
+def test_at_the_end_nobody_waits_for_what_is_too_old_where_nothing_is_scored_anew(stale):
+    with SampleQueue(["tokens", "reward"], stale=stale) as queue:
+        queue.put({"tokens": [1]}, version=0)
+        queue.advance(5)
+        queue.end()
+        with pytest.raises(SampleQueueEndedError):
+            queue.get(1, max_staleness=1, timeout_s=0)
+        with pytest.raises(SampleQueueEndedError):
+            queue.get(1, adds=["tokens"], timeout_s=0)
+
+
 def test_at_the_end_parts_of_rollouts_may_yet_be_whole_and_too_old_and_scored(rescoring):
     trainer, scorer = {"max_staleness": 1, "timeout_s": 0}, {"adds": ["logprobs"], "timeout_s": 0}
     part = {"tokens": [[1]], "logprobs": [[-1]], "reward": [0]}

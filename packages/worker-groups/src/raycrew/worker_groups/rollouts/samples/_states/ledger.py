@@ -172,15 +172,10 @@ class Ledger:
     def _may_become_ready(self, sample: Sample, use: Use) -> bool:
         if may_become_ready(sample, use):
             return True
-        return self._is_bounded and self._scores_anew and not sample.mask & use.adds & ~self._rescored
+        return self._is_bounded and not sample.mask & use.adds & ~self._rescored  # parts once they are whole
 
     def _may_be_young(self, sample: Sample, use: Use, floor: int) -> bool:
-        return sample.tag >= floor or (self._scores_anew and use != GOES_ON)  # once it is whole, and scored
-
-    @property
-    def _scores_anew(self) -> bool:
-        """Whether whole samples are scored anew, where they are found too old."""
-        return self._stale == "rescore"
+        return sample.tag >= floor or (self._stale == "rescore" and use != GOES_ON)
 
     def take_stale(self, use: Use, floor: int) -> int:
         """Drop or strip samples that are ready for a use, and older, if that is done; how many."""
@@ -188,8 +183,8 @@ class Ledger:
         if self._stale == "keep" or floor <= 0:
             return 0
         found = [self.samples[self._order.sample(key)] for key in self._ready_for(use).below(floor)]
-        if self._scores_anew:  # nobody who scores is handed parts
-            found = [s for s in found if s.mask & WHOLE and s.mask & self._rescored]
+        if self._stale == "rescore":
+            found = [s for s in found if s.mask & WHOLE and s.mask & self._rescored]  # nobody scores parts
             found = [s for s in found if not s.is_rescored and not s.busy]
         for sample in found:
             if self._stale == "drop":
