@@ -129,14 +129,17 @@ def test_join_by_address_changes_nothing_here_and_forwards_by_policy(local_ray_s
 
 
 def test_variables_that_ray_hands_on_in_another_way_are_no_part_of_the_runtime_environment(
-    local_ray_session, apart
+    local_ray_session, apart, caplog
 ):
+    caplog.set_level(logging.INFO)
     odd = {"NRL_PLACE": "$HOME/x", "NRL_BYTES": "\udcff", "NRL_LINES": "a\nb\n", "NRL_LONG": "x" * 90_000}
     for name, value in odd.items():
         apart.setenv(name, value)
     with init_ray(local_ray_session) as connection:
         seen = ray.get(environment_of_a_task.remote(), timeout=120)
         assert {name: seen.get(name, connection.secrets.get(name)) for name in odd} == odd
+    (said,) = [text for text in caplog.messages if text.startswith("worker groups alone")]
+    assert "NRL_PLACE" in said and "NRL_BYTES" in said and "HOME" not in said
 
 
 def test_what_other_threads_set_while_it_connects_stays(local_ray_session, apart):

@@ -65,7 +65,7 @@ def test_what_ray_would_change_goes_the_way_of_secrets(value):
     assert DEFAULT_POLICY.confidential({"NRL_SETTING": value}) == {"NRL_SETTING": value}
 
 
-@pytest.mark.parametrize("value", ["5 $", "$(date)", "a\nb\t", "ünï", "%s {x}", "$-"])
+@pytest.mark.parametrize("value", ["5 $", "$(date)", "a\nb\t", "ünï", "%s {x}", "$-", "5 $é"])
 def test_what_ray_hands_on_as_it_is_is_forwarded(value):
     assert DEFAULT_POLICY.forwarded({"NRL_SETTING": value}) == {"NRL_SETTING": value}
 

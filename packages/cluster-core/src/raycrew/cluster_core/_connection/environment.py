@@ -68,7 +68,7 @@ _SECRET_WORD = re.compile(  # Words that are written together, as in SECRETKEY o
 )
 _PLURAL = re.compile(r".*TOKENS")  # Secrets, unless it is a number: how many of them.
 _CREDENTIALS = re.compile(r"[?&;](?:[\w.-]*[_.-])?(?:token|key|secret|password|sig|signature)=", re.I)
-_ALTERED = re.compile(r"\$[\w{]|[\ud800-\udfff]")  # The latter is how Python has bytes that are no UTF-8.
+_ALTERED = re.compile(r"\$[\w{]|[\ud800-\udfff]", re.ASCII)  # The latter is how Python has what is no UTF-8.
 _PROXY = re.compile(r".*_PROXY", re.IGNORECASE)
 
 

@@ -98,7 +98,8 @@ def init_ray(
         temp_dir: Its folder for sessions, of at most 43 characters. By default one below a folder of this
             user's alone, `raycrew-UID` among temporary files, where `RAY_TMPDIR` names no other.
         forward_env: A policy, or names and patterns to forward besides the default policy's; None is nothing.
-            What of it holds credentials, or Ray would change, is handed over as a secret.
+            What of it holds credentials, `$NAME` (which Ray would replace) or bytes that are no UTF-8 is
+            handed over as a secret: worker groups get it, plain tasks and actors do not.
             Workers of a cluster started here inherit this process's environment in any case.
         secrets: Names of variables (or a mapping) that worker groups hand to workers apart from the
             runtime environment, which anybody can read.
@@ -160,6 +161,8 @@ def _connect(
     if _ray.Session.current() is not None:
         return _reuse(current, wanted, membership)
     _ray.check_not_forked()
+    if membership.secrets:
+        logger.info("worker groups alone, no plain tasks, get %r", membership.secrets)
     target = target_of(wanted, os.environ, start.temp_dir)
     if target.address is not None:
         _check_joinable(target, start)
