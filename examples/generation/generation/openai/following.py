@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from ray.exceptions import RayError
+from ray.exceptions import RayActorError, RayError
 
 from generation.group import Generators
 from raycrew.cluster_core import ClusterError
@@ -84,14 +84,27 @@ class _Followed:
                     self._look(rank)
                 except (WorkerGroupError, ClusterError, RayError, ValueError) as error:
                     self._asked.pop(rank, None)
-                    if isinstance(error, WorkerFailureError):  # its port may be somebody else's by now
+                    if isinstance(error, ResultTimeoutError):  # it is being replaced, whoever noticed that
                         self._known.pop(rank, None)
                     logger.info("the endpoint of replica %d can't be asked for now: %s", rank, error)
 
     def _look(self, rank: int) -> None:
-        """Take in what a replica says; one that is slow is asked again, and holds nobody up for long."""
+        """Take in what a replica says; one that is slow is asked again, and holds nobody up for long.
+
+        Raises:
+            ResultTimeoutError: It is being replaced.
+            WorkerFailureError: It has died, or its method raised.
+        """
         if rank not in self._asked:
             self._asked[rank] = self._group.on(ranks=[rank], timeout=ANSWER_S).call("endpoint")
+        asked = self._asked[rank]
         with suppress(ResultTimeoutError):
-            (self._known[rank],) = self._asked[rank].get_results(timeout=INTERVAL_S)
+            if _has_died(asked.exception(timeout=INTERVAL_S)):
+                self._known.pop(rank, None)  # first: what follows may wait until it was replaced
+            (self._known[rank],) = asked.get_results(timeout=INTERVAL_S)
             del self._asked[rank]
+
+
+def _has_died(failure: WorkerFailureError | None) -> bool:
+    """Whether a worker is gone, whose port may be somebody else's by now."""
+    return failure is not None and isinstance(failure.cause, RayActorError)

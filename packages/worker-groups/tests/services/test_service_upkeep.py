@@ -16,6 +16,7 @@ from service_values import TOKEN, options
 
 from raycrew.cluster_core import lease_ports
 from raycrew.worker_groups.services import ServiceStartError, ServiceStartTimeoutError
+from raycrew.worker_groups.services._replicas import process as process_module
 from raycrew.worker_groups.services._replicas import upkeep as upkeep_module
 from raycrew.worker_groups.services._replicas.launching import ReplicaSpec, launch
 from raycrew.worker_groups.services._replicas.probing import answer_of
@@ -345,7 +346,8 @@ def test_the_end_takes_who_forgot_what_it_was_started_by():
 
 
 @pytest.mark.hostile
-def test_a_server_that_dies_leaves_nobody_who_was_there_at_a_question():
+def test_a_server_that_dies_leaves_nobody_who_was_there_at_a_question(monkeypatch):
+    monkeypatch.setattr(process_module, "_LOOK_AGAIN_S", 0.0)
     with kept([PYTHON, "-c", STARTS_ANOTHER, "{port}"], ready="/", token=None) as upkeep:
         before = upkeep.state
         other, asked = (told(before.endpoint, path) for path in ("/start", "/probes"))
@@ -353,6 +355,16 @@ def test_a_server_that_dies_leaves_nobody_who_was_there_at_a_question():
         os.kill(before.pid, signal.SIGKILL)
         eventually(lambda: is_ready_again(upkeep, 1), "it serves again")
         assert not is_running(other)
+
+
+def test_the_table_of_processes_is_not_read_for_each_question(monkeypatch):
+    looks, look = [], process_module.Lookout.look
+    monkeypatch.setattr(process_module, "_LOOK_AGAIN_S", 1e6)
+    monkeypatch.setattr(process_module.Lookout, "look", lambda lookout: looks.append(1) or look(lookout))
+    with kept([PYTHON, "-c", STARTS_ANOTHER, "{port}"], ready="/", token=None) as upkeep:
+        before, asked = len(looks), told(upkeep.state.endpoint, "/probes")
+        eventually(lambda: told(upkeep.state.endpoint, "/probes") >= asked + 3, "it is asked again")
+        assert len(looks) == before
 
 
 def test_a_stop_in_the_middle_of_a_start_leaves_nothing():

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 _TAIL_LINES = 40
 _LINE_BYTES = 4096
 _POLL_S, _LOOK_S = 0.02, 0.2
+_LOOK_AGAIN_S = 5.0  # each look reads the node's whole process table
 _KILL_S = 10.0
 
 
@@ -64,6 +65,7 @@ class ServerProcess:
         self._family = self._lookout.family(process_of(self._process.pid), mark)
         self._lines: deque[bytes] = deque(maxlen=_TAIL_LINES)
         self._listener: Process | None = None
+        self._looked_at = float("-inf")
         self._hidden = hidden.encode() if hidden else None
         self._listening = threading.Thread(target=self._listen, name="raycrew-server-output", daemon=True)
         self._listening.start()
@@ -93,8 +95,14 @@ class ServerProcess:
         return True
 
     def listens_on(self, port: int) -> bool:
-        """Whether it, or a process that it has started, listens on a port; looks for all of these."""
+        """Whether it, or a process that it has started, listens on a port.
+
+        Looks for all of these now and then, also while the one that listened before does.
+        """
+        is_due = time.monotonic() - self._looked_at >= _LOOK_AGAIN_S
         with suppress(OSError):  # the processes can't be read now
+            if not is_due and self._listener is not None and _listens(self._listener, port):
+                return True
             members = sorted(self._members(), key=lambda member: member != self._listener)
             self._listener = next((member for member in members if _listens(member, port)), None)
             return self._listener is not None
@@ -136,6 +144,7 @@ class ServerProcess:
 
     def _members(self) -> list[Process]:
         self._lookout.look()
+        self._looked_at = time.monotonic()
         return list(self._family.members)
 
     def _tell(self, told: bytes) -> None:
