@@ -5,13 +5,15 @@ import pytest
 from raycrew.worker_groups.balancing import Balanced
 
 
-class Crew(Balanced):
-    _balancer = None
-    name = "policy"
-
-
 class Nameless(Balanced):
     _balancer = None
+
+    def _open(self):
+        """It is."""
+
+
+class Crew(Nameless):
+    name = "policy"
 
 
 def test_what_has_no_balancer_says_whose_it_would_be():
