@@ -16,11 +16,11 @@ from raycrew.tensor_transport.errors import SourceChangedError
 from raycrew.tensor_transport.transports import SharedMemoryTransport
 from raycrew.tensor_transport.weights import WeightPublisher, WeightReceiver
 from raycrew.tensor_transport.weights._publishing import copying, publisher
-from raycrew.tensor_transport.weights._publishing.copying import Copying, Filling
+from raycrew.tensor_transport.weights._publishing.copying import STEP_BYTES, Copying, Filling
 from raycrew.tensor_transport.weights._publishing.glimpses import fold
 from raycrew.tensor_transport.weights._update import TensorEntry
 
-BLOCK = FOLD_BYTES // 8
+STEP = STEP_BYTES // 8
 LARGE = SECTION_BYTES + 3 * FOLD_BYTES + 24
 
 
@@ -97,17 +97,15 @@ def test_what_was_copied_is_folded_before_the_next_block_is(monkeypatch):
         WeightReceiver(model.load, store=store).apply(update)
         assert_same(model.tensors, held)
     assert sum(sizes) == sum(tensor.nbytes for tensor in held.values())
-    assert max(sizes) <= FOLD_BYTES
+    assert max(sizes) <= STEP_BYTES
     assert update.buckets[0].checksum is not None
 
 
 @pytest.mark.hostile
 @pytest.mark.parametrize("checksums", [False, True])
 @pytest.mark.parametrize("threads", [1, 4])
-@pytest.mark.parametrize(
-    "place", [0, BLOCK - 1, BLOCK, 3 * BLOCK - 1, 3 * BLOCK, LARGE // 16, LARGE // 8 - 1]
-)
-def test_a_write_while_blocks_are_copied_is_seen_or_published(monkeypatch, place, threads, checksums):
+@pytest.mark.parametrize("place", [0, STEP - 1, STEP, 3 * STEP - 1, 3 * STEP, LARGE // 16, LARGE // 8 - 1])
+def test_a_write_while_steps_are_copied_is_seen_or_published(monkeypatch, place, threads, checksums):
     """What was copied before is refused; what comes later is the state that is there in the end."""
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(threads))
     held, work, blocks = {"a": torch.zeros(LARGE // 8, dtype=torch.int64)}, copying.fold_bytes, count(1)
@@ -123,10 +121,10 @@ def test_a_write_while_blocks_are_copied_is_seen_or_published(monkeypatch, place
         try:
             update = publishing.publish(held)
         except SourceChangedError:
-            assert place < 3 * BLOCK or threads > 1
+            assert place < 3 * STEP or threads > 1
             update = publishing.publish(held)
         else:
-            assert place >= 3 * BLOCK or threads > 1, "one thread copies what comes first at first"
+            assert place >= 3 * STEP or threads > 1, "one thread copies what comes first at first"
         model = Model()
         WeightReceiver(model.load, store=store).apply(update)
         assert_same(model.tensors, held)

@@ -12,12 +12,12 @@ from raycrew.tensor_transport._bytes.memory import unlocked
 from raycrew.tensor_transport._bytes.sections import in_sections
 from raycrew.tensor_transport.protocols import Bytes
 
-FOLD_BYTES = 512 << 10
-"""A block, which fits the cache of one processor: all but the last one have as many bytes."""
-SECTION_BYTES = 16 * FOLD_BYTES
+FOLD_BYTES = 1 << 20
+"""A block, which is still in a cache when it was copied: all but the last one have as many bytes."""
+SECTION_BYTES = 8 * FOLD_BYTES
 """What one thread takes at a time."""
 
-_ROWS = 64
+_ROWS = 128  # Of a block.
 _COLUMNS = 2039  # A prime: what lies at a distance of this many words changed places by no rule.
 _ROW_BYTES = 4 * _COLUMNS
 _DEVICE_BYTES = 4 * SECTION_BYTES  # A device takes as many at a time, and as much memory beside them.
@@ -35,7 +35,7 @@ class BlockFolds:
     block's state: its words of 64 bits, mixed, are added up with odd factors of their own.
 
     So one word that changes changes the fold, and so do two words of a column in a bit that is none of the
-    highest seven: the signs of numbers, in bytes that are odd, never are, as the words begin with such a
+    highest eight: the signs of numbers, in bytes that are odd, never are, as the words begin with such a
     byte. Else changed, exchanged and missing bytes leave the fold as it is but by chance. It protects from
     damage, not from somebody who means to deceive.
 
@@ -190,10 +190,10 @@ def _fold(data: Bytes | torch.Tensor, section_bytes: int) -> int:
 
 @functools.cache
 def _row_factors() -> torch.Tensor:
-    """An odd factor for each row: in the eight lowest bits no two are the same, or one minus the other."""
+    """An odd factor for each row: in the nine lowest bits no two are the same, or one minus the other."""
     ends = np.arange(1, 2 * _ROWS, 2, dtype=np.uint64)
     random = np.asarray(np.random.PCG64(1).random_raw(_ROWS), np.uint64)
-    found = (random & np.uint64(_HALF_MASK - 0xFF)) | ends
+    found = (random & np.uint64(_HALF_MASK - 0x1FF)) | ends
     return torch.from_numpy(found.astype(np.uint32).view(np.int32).reshape(1, _ROWS))
 
 

@@ -42,7 +42,7 @@ from raycrew.tensor_transport.transports._interface import (
     memory_of,
 )
 
-_BLOCK = 8 * FOLD_BYTES  # What is done between blocks costs no more than one in fifty, nor does the last one.
+_BLOCK = 4 * FOLD_BYTES  # What is done between blocks costs no more than one in fifty, nor does the last one.
 _THREADS = 64
 _Read = Callable[[Bytes, int], object]
 

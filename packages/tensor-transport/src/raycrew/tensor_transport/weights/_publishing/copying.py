@@ -20,6 +20,9 @@ from raycrew.tensor_transport.protocols import Bytes
 from raycrew.tensor_transport.weights._publishing.glimpses import fold_bytes, work_of
 from raycrew.tensor_transport.weights._update import TensorEntry
 
+STEP_BYTES = 2 * FOLD_BYTES
+"""What a thread copies before it looks at the copy: with less, threads wait for one another."""
+
 
 @dataclass(frozen=True, slots=True)
 class Copying:
@@ -95,12 +98,13 @@ class Filling:
     def _take(self, start: int) -> None:
         stop = min(start + SECTION_BYTES, len(self._bucket))
         folds = None if self._sums is None else BlockFolds(self._bucket[start:stop])
-        for number, begin in enumerate(range(start, stop, FOLD_BYTES)):
-            end = min(begin + FOLD_BYTES, stop)
+        for begin in range(start, stop, STEP_BYTES):
+            end = min(begin + STEP_BYTES, stop)
             for run in self._runs[bisect_right(self._stops, begin) : bisect_left(self._starts, end)]:
                 run.take(self._bucket, begin, end)
             if folds is not None:
-                folds.take(number)
+                for block in range(begin, end, FOLD_BYTES):
+                    folds.take((block - start) // FOLD_BYTES)
         if self._sums is not None and folds is not None:
             self._sums.add(start, folds.values)
 
