@@ -210,6 +210,39 @@ def test_a_source_that_is_written_to_meanwhile_is_seen():
 
 @pytest.mark.hostile
 @pytest.mark.parametrize("maps", [False, True])
+@pytest.mark.parametrize("checksums", [False, True])
+def test_names_that_are_one_parameter_of_a_target_get_one_value_or_nothing(maps, checksums):
+    values = torch.randn(512, 64)
+    values[3, 4] = float("nan")
+    state = {"head": values, "embed": values.clone()}
+    source = join_layouts([layout_of(state, rank=0)])
+    target = Layout({name: sharded((512, 64), "float32", range(2), 1) for name in state})
+    plan = plan_reshard(source, target)
+    targets = {rank: dict.fromkeys(state, torch.zeros(512, 32)) for rank in range(2)}
+    move(plan, {0: state}, targets, LendingTransport(maps), checksums=checksums)
+    for rank, held in targets.items():
+        assert torch.equal(held["head"].nan_to_num(7), values[:, 32 * rank :][:, :32].nan_to_num(7))
+    state["embed"][511, 63] += 1
+    move(plan, {0: state}, {0: targets[0]}, LendingTransport(maps), checksums=checksums)
+    with pytest.raises(ReshardError, match="'head' and 'embed' are one tensor on rank 1, and differ"):
+        move(plan, {0: state}, targets, LendingTransport(maps), checksums=checksums)
+
+
+@pytest.mark.hostile
+def test_names_that_are_one_parameter_are_compared_as_what_they_are_cast_to():
+    state = {"head": torch.ones(4, 4), "embed": torch.ones(4, 4) + 1e-6}
+    target = Layout({name: replicated((4, 4), "bfloat16", [0]) for name in state})
+    plan = plan_reshard(layout_of(state, rank=0), target, casts=dict.fromkeys(state, "bfloat16"))
+    held = torch.zeros(4, 4, dtype=torch.bfloat16)
+    move(plan, {0: state}, {0: dict.fromkeys(state, held)}, LendingTransport())
+    assert held.eq(1).all()
+    state["embed"] += 1
+    with pytest.raises(ReshardError, match="one tensor on rank 0"):
+        move(plan, {0: state}, {0: dict.fromkeys(state, held)}, LendingTransport())
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("maps", [False, True])
 def test_withdrawn_offers_are_told(maps):
     plan, _, sources, targets = columns()
     transport = LendingTransport(maps)

@@ -31,7 +31,7 @@ from raycrew.tensor_transport.weights.resharding._layouts.layout import (
     itemsize_of,
     join_layouts,
 )
-from raycrew.tensor_transport.weights.resharding._layouts.reading import layout_of, local_tensor
+from raycrew.tensor_transport.weights.resharding._layouts.reading import layout_of, local_tensor, place_of
 
 __all__ = [
     "Block",
@@ -57,6 +57,7 @@ __all__ = [
     "layout_of",
     "local_tensor",
     "on_mesh",
+    "place_of",
     "qkv_parts",
     "replicated",
     "sharded",

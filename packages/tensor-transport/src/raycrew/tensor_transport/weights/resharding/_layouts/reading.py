@@ -43,7 +43,7 @@ def layout_of(
     found: dict[str, TensorLayout] = {}
     for name, tensor in state.items():
         local = local_tensor(name, tensor)
-        place = _place(local)
+        place = place_of(local)
         if skip_tied and place is not None and place in seen:
             continue
         seen.add(place)
@@ -68,6 +68,13 @@ def local_tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:
         kind = type(local).__name__
         raise UnsupportedTensorError(f"{name!r} is a {kind} without plain bytes of its own", name=name)
     return local.detach()
+
+
+def place_of(local: torch.Tensor) -> Any:
+    """What tells which elements a tensor has, as something hashable; None where it has none, or no memory."""
+    if local.is_meta or not local.numel():
+        return None
+    return local.device, local.data_ptr(), tuple(local.shape), local.stride(), local.dtype
 
 
 def _shares(
@@ -116,13 +123,6 @@ def _split(name: str, placement: Any) -> Split | None:
     if not isinstance(dim, int):
         raise LayoutError(f"{name!r} is placed as {placement}, which is not known", tensor=name)
     return Split(dim, int(getattr(placement, "split_factor", 1)))
-
-
-def _place(local: torch.Tensor) -> Any:
-    """What tells which elements a tensor has; None where it has none, or no memory."""
-    if local.is_meta or not local.numel():
-        return None
-    return local.device, local.data_ptr(), tuple(local.shape), local.stride(), local.dtype
 
 
 def _own_rank() -> int:

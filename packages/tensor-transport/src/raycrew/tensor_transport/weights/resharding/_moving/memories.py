@@ -1,6 +1,6 @@
 """The memory of one rank's parameters: checked against a layout, and seen as regions."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,13 @@ from numpy.lib.stride_tricks import as_strided
 from raycrew.tensor_transport._bytes import fold, tensor_bytes
 from raycrew.tensor_transport.errors import ReshardError
 from raycrew.tensor_transport.protocols import Bytes
-from raycrew.tensor_transport.weights.resharding._layouts import Layout, Memory, Region, local_tensor
+from raycrew.tensor_transport.weights.resharding._layouts import (
+    Layout,
+    Memory,
+    Region,
+    local_tensor,
+    place_of,
+)
 
 _FOLDED_ELEMENTS = 1 << 20
 _FACTOR = 0x9E3779B97F4A7C15
@@ -50,6 +56,17 @@ def memories_of(
             )
         found[name] = flat_memory(local)
     return found
+
+
+def tied(state: Mapping[str, torch.Tensor], names: Iterable[str]) -> dict[str, str]:
+    """Name -> the first one of the same elements in this process."""
+    first: dict[Any, str] = {}
+    places = [(name, place_of(local_tensor(name, state[name]))) for name in names]
+    return {
+        name: first[place]
+        for name, place in places
+        if place is not None and first.setdefault(place, name) != name
+    }
 
 
 def flat_memory(local: torch.Tensor) -> torch.Tensor:

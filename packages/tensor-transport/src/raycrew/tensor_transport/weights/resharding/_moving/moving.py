@@ -11,7 +11,12 @@ from raycrew.tensor_transport._bytes import arrange, count_write, tensor_bytes
 from raycrew.tensor_transport.errors import DamagedBytesError, ReshardError
 from raycrew.tensor_transport.transports import Offer, PullTransport
 from raycrew.tensor_transport.weights.resharding._moving.filling import Filler, Source
-from raycrew.tensor_transport.weights.resharding._moving.memories import Slot, fold_region, memories_of
+from raycrew.tensor_transport.weights.resharding._moving.memories import (
+    Slot,
+    fold_region,
+    memories_of,
+    tied,
+)
 from raycrew.tensor_transport.weights.resharding._planning import Move, ReshardPlan
 
 
@@ -112,6 +117,9 @@ def pull_shards(
     buffers of `bucket_bytes`, one of which is filled while the other one is taken apart. Where the transport
     maps, they are copied out of the sources' memory in one go. If this fails, the parameters hold anything.
 
+    Of parameters that are one tensor here all are pulled, and compared: those beside the first one take
+    memory of their own meanwhile (`layout_of(skip_tied=True)` asks for the first one alone).
+
     Args:
         state: This rank's tensors and DTensors by name of the parameter.
         plan: The same on all ranks.
@@ -125,6 +133,7 @@ def pull_shards(
     Raises:
         ReshardError: Before a byte moves: the parameters are not those of the plan's layout, offers are those
             of another plan or version, or a source is missing.
+        ReshardError: Parameters that are one tensor here differ at the sources.
         DamagedBytesError: A fold differs; the message names tensor and source.
         TransportTimeoutError: The deadline passed.
         ShardLostError: A source died or cannot be reached.
@@ -137,13 +146,16 @@ def pull_shards(
     moves = plan.moves_to(rank)
     sources = _sources(moves, plan, offers)
     _check_versions(sources, version)
-    filler = Filler(memories, transport, bucket_bytes, timeout_s)
+    twins = tied(state, memories)
+    filled = memories | {name: torch.empty_like(memories[name]) for name in twins}
+    filler = Filler(filled, transport, bucket_bytes, timeout_s)
     try:
         filler.fill((_place(sources[move.source_rank], move), move) for move in _rotated(moves, rank))
     finally:
         written = {move.target_parameter for move in moves}
         count_write(each[name] for name in written for each in (memories, state))  # DTensors for themselves
-    _compare(memories, moves, rank, sources)
+    _compare(filled, moves, rank, sources)
+    _compare_tied(filled, moves, rank, twins)
     size = sum(move.size_bytes for move in moves)
     return ReshardReceipt(rank, size, len(moves), time.perf_counter() - start)
 
@@ -229,4 +241,21 @@ def _compare(
                 f"{move.tensor!r} from source rank {move.source_rank} ({owner}) arrived damaged, or was "
                 "written to meanwhile: its fold differs",
                 owner=str(owner),
+            )
+
+
+def _compare_tied(
+    filled: Mapping[str, torch.Tensor], moves: Sequence[Move], rank: int, twins: Mapping[str, str]
+) -> None:
+    """What was pulled for a name that is another one's tensor here, with what that one has now."""
+    for move in moves:
+        name = move.target_parameter
+        first = twins.get(name)
+        if first is not None and fold_region(filled[name], move.target) != fold_region(
+            filled[first], move.target
+        ):
+            raise ReshardError(
+                f"{first!r} and {name!r} are one tensor on rank {rank}, and differ at the sources "
+                f"({move.tensor!r} from source rank {move.source_rank}): tie them there, too, or not here",
+                tensor=move.tensor,
             )
