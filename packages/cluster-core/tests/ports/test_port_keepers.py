@@ -60,6 +60,7 @@ def test_leases_that_wait_for_a_dead_keeper_end_no_lease_of_the_next_one(local_r
         patch.setattr(_ray, "start_actor", start_and_note)
         keepers.lease(here)
     ray.kill(started.pop())
+    wait_until(lambda: not running_keepers())  # Until then it may answer.
     waits = [keepers.start(here) for _ in range(2)]
     with pytest.raises(NodeLostError):
         waits[0]()
