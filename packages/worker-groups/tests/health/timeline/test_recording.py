@@ -334,6 +334,18 @@ def test_a_disk_that_is_full_leaves_what_was_there_before_and_the_next_close_wri
     assert len(events(json.loads(trace.read_text()), name="add", kind="running")) == 2
 
 
+def test_a_file_that_is_replaced_keeps_its_permissions_and_others_have_those_of_the_umask(group, tmp_path):
+    (trace := tmp_path / "run.json").touch(0o600)
+    umask = os.umask(0o027)
+    try:
+        with timeline(trace, html=(html := tmp_path / "run.html")):
+            group.call("add", 1).get_results()
+    finally:
+        os.umask(umask)
+    assert [path.stat().st_mode & 0o777 for path in (trace, html)] == [0o600, 0o640]
+    assert json.loads(trace.read_text()) and sorted(tmp_path.iterdir()) == [html, trace]
+
+
 def test_a_file_that_cannot_be_written_in_the_end_is_named_and_the_other_is_written(group, tmp_path):
     (folder := tmp_path / "folder").mkdir()
     (link := tmp_path / "run.html").symlink_to(html := tmp_path / "linked.html")

@@ -2,12 +2,10 @@
 
 import os
 import stat
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
-
-_numbers = count()  # a signal's handler may write a file that is being written
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -37,9 +35,11 @@ def files_to_write(**paths: str | os.PathLike[str] | None) -> list[Path | None]:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file whole, or not at all."""
+    """Write a file whole, or not at all; one that is replaced keeps its permissions."""
     with _beside(path) as new:
         new.write_text(text, encoding="utf-8")
+        if path.exists():
+            new.chmod(stat.S_IMODE(path.stat().st_mode))
         new.replace(path)
 
 
@@ -53,17 +53,17 @@ def _writable(name: str, given: str | os.PathLike[str]) -> Path:
         raise ValueError(
             f"{name} is {os.fspath(given)!r}, which is {kind}: name a file, or a new one in a folder"
         )
-    with _beside(path) as new:
-        new.touch()
-    return path
+    with _beside(path):
+        return path
 
 
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
-    """A file beside another one while it is made; what goes wrong with it is told of the other."""
-    new = path.with_name(f".{path.name}.{os.getpid()}.{next(_numbers)}")
+    """A new file beside another one while it is made; what goes wrong with it is told of the other."""
+    new = path.with_name(f".{path.name}.{uuid.uuid4().hex}")  # nobody else has put anything there
     try:
         try:
+            os.close(os.open(new, os.O_CREAT | os.O_EXCL, 0o600 if path.exists() else 0o666))
             yield new
         finally:
             new.unlink(missing_ok=True)
