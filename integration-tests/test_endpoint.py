@@ -246,9 +246,11 @@ class TestEnds:
             lines = answer.read().strip().split(b"\n\n")
         last = json.loads(lines[-1].removeprefix(b"data: "))
         assert last["error"]["code"] == "engine_failed"
-        assert ask(echo.endpoint, COMPLETIONS, LONG)[0] == 500
+        assert ask(echo.endpoint, COMPLETIONS, LONG)[0] == ask(echo.endpoint, "/health")[0] == 500
+        assert echo.metrics().state == "failed"
         echo.call("sleep")
         echo.call("wake")
+        assert told(echo.endpoint, "/health") == {"weight_version": 1}
         assert (
             told(echo.endpoint, COMPLETIONS, {**LONG, "max_tokens": 1})["choices"][0]["finish_reason"]
             == "length"

@@ -1,6 +1,9 @@
 """What an endpoint makes of a client's JSON, and of tokens: no engine, no server."""
 
+import itertools
 import json
+import random
+import re
 
 import pytest
 
@@ -160,6 +163,23 @@ def of_bytes(tokens):
     return bytes(tokens).decode(errors="replace")
 
 
+def of_pieces(tokens):
+    """A tokenizer whose tokens are some bytes, wherever characters begin."""
+    return b"".join(tokens).decode(errors="replace")
+
+
+def of_bytes_or_none(tokens):
+    """A tokenizer whose tokens are bytes, of which a run that is no text is so many characters."""
+
+    def whole(run):
+        try:
+            return run.decode()
+        except UnicodeDecodeError:
+            return "\ufffd" * len(run)
+
+    return "".join(whole(run) for run in re.findall(rb"[\x00-\x7f]|[\x80-\xff]+", bytes(tokens)))
+
+
 def pieces(stream, tokens, size=1):
     found = [stream.add(tokens[at : at + size]) for at in range(0, len(tokens), size)]
     return [*found, stream.end()]
@@ -178,6 +198,21 @@ class TestText:
         told = [stream.add([0xFF]) for _ in range(3 * MOST_HELD)]
         assert sum(map(len, told)) >= 2 * MOST_HELD
         assert "".join([*told, stream.end()]) == "\ufffd" * 3 * MOST_HELD
+
+    def test_tokens_that_end_a_character_and_begin_the_next_make_the_text(self):
+        draw = random.Random(0)
+        for _ in range(2000):
+            text = "".join(draw.choices("aé☃😀", k=30)).encode()
+            cuts = sorted({0, len(text), *draw.sample(range(len(text)), k=len(text) // 2)})
+            tokens = [text[a:b] for a, b in itertools.pairwise(cuts)]
+            assert "".join(pieces(TextStream(of_pieces), tokens, draw.randint(1, 3))) == text.decode()
+            assert "".join(pieces(TextStream(of_bytes_or_none), text)) == text.decode()
+
+    def test_a_character_is_told_once_all_its_bytes_are_there(self):
+        tokens = ["😀".encode()[:2], *["😀😀".encode()[2:6]] * 20]
+        stream = TextStream(of_pieces)
+        told = [stream.add([token]) for token in tokens]
+        assert told == ["", *["😀"] * 20]
 
     @pytest.mark.parametrize("size", [1, 2, 5])
     def test_a_stop_string_ends_the_text_before_it(self, size):

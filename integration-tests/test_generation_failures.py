@@ -233,6 +233,27 @@ def pausing(stage, method, *args):
 
 
 @pytest.mark.hostile
+def test_a_sleep_is_told_of_a_pause_that_came_just_before_it(stage):
+    future, go = under_way(stage), threading.Event()
+    stage.worker._life.awake.loop.call(go.wait)  # a step that takes its time
+    with ThreadPoolExecutor() as pool:
+        paused = pool.submit(stage.call, "pause")
+        loop = stage.worker._life.awake.loop
+        while loop._commands.empty():
+            time.sleep(0.001)
+        sleeps = pool.submit(stage.call, "sleep", "finish")
+        while loop._commands.qsize() < 2:
+            time.sleep(0.001)
+        go.set()
+        paused.result(60)
+        with pytest.raises(GenerationError, match="wait in a pause, and can't end"):
+            sleeps.result(60)
+    stage.call("resume")
+    assert {row[5] for row in rows_of(future.result(60))} == {"length"}
+    stage.call("sleep")
+
+
+@pytest.mark.hostile
 @pytest.mark.parametrize("call", [("sleep", "finish"), ("pause", "finish")])
 def test_what_waits_for_samples_to_end_is_told_of_a_pause_that_has_them_wait(stage, call):
     future = under_way(stage)

@@ -39,7 +39,7 @@ class EngineHolder:
             return GenerationMetrics("asleep", None)
         load, counts = await asyncio.wrap_future(state.loop.load()), state.loop.counts
         return GenerationMetrics(
-            "paused" if state.loop.is_held("caller") else "awake",
+            state.loop.condition,
             state.known_version(),
             load.running,
             load.waiting,

@@ -164,6 +164,8 @@ class EngineLife:
             self._check_ended()
             if (state := self.state) is None:
                 return
+            if state.known_version() is None:
+                mode = "abort"  # What has come can't begin.
             if mode == "finish" and state.loop.is_stuck():
                 raise GenerationError(
                     "samples on their way wait in a pause, and can't end: resume(), or sleep('abort')"

@@ -135,9 +135,25 @@ class EngineLoop:
         return reason in self._holds or reason in self._finishing
 
     @property
+    def condition(self) -> str:
+        """What it is at: "awake", "paused" or "failed"."""
+        if self.has_failed:
+            return "failed"
+        return "paused" if self.is_held("caller") else "awake"
+
+    @property
     def has_failed(self) -> bool:
         """Whether the engine raised while it generated, so that it can't go on."""
         return self._failure is not None
+
+    def check_failed(self) -> None:
+        """Whether it can go on.
+
+        Raises:
+            EngineFailedError: The engine raised while it generated.
+        """
+        if self.has_failed:
+            raise self._as_failed() from self._failure
 
     def is_stuck(self) -> bool:
         """Whether requests wait in a pause that nothing will end by itself."""
@@ -220,8 +236,7 @@ class EngineLoop:
     def _submit(self, tracks: Sequence[Track]) -> None:
         if self._dozes:
             raise _asleep()
-        if self._failure is not None:
-            raise self._as_failed() from self._failure
+        self.check_failed()
         if self._is_doubtful:
             self._version()
         if self._holds or self._finishing:
@@ -274,6 +289,9 @@ class EngineLoop:
                     GenerationError("another pause came before the requests of this had ended")
                 )
             paused.set_result(None)
+            return
+        if "caller" in self._holds and reason != "caller":  # nothing else ends that
+            paused.set_exception(GenerationError("samples on their way wait in a pause, and can't end"))
             return
         self._holds.discard(reason)
         if (before := self._finishing.get(reason)) is not None:

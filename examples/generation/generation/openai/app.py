@@ -79,7 +79,9 @@ class OpenAiApp:
 
     def _told(self, path: str) -> dict[str, Any]:
         if path == "/health":
-            return {"weight_version": self._life.awake.version()}
+            awake = self._life.awake
+            awake.loop.check_failed()
+            return {"weight_version": awake.version()}
         state = self._life.state
         names = [self._options.model_name, *(() if state is None else state.loop.engine.adapters)]
         models = [{"id": name, "object": "model", "created": 0, "owned_by": "raycrew"} for name in names]

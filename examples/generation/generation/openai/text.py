@@ -25,6 +25,8 @@ class TextStream:
         self._decode, self._stops = decode, stops
         self._tokens = list(prompt[-CONTEXT_TOKENS:])
         self._from, self._until = 0, len(self._tokens)  # tokens that are decoded again; those that are told
+        self._said = 0  # characters of what is decoded after those
+        self._count = len(self._tokens)  # of tokens when a character was told
         self._held = ""
         self.is_stopped = False
 
@@ -33,16 +35,18 @@ class TextStream:
         if self.is_stopped:
             return ""
         self._tokens += tokens
-        new = self._new()
-        is_open = len(self._tokens) - self._until < MOST_HELD
-        if new.endswith(UNFINISHED) and is_open:  # bytes of a character whose others may come
-            return ""
-        self._from, self._until = self._until, len(self._tokens)
-        return self._before_stop(new, is_last=False)
+        new, said, count = self._new(), self._said, len(self._tokens)
+        sure = len(new.rstrip(UNFINISHED))  # then bytes of a character whose others may come
+        if sure > said:
+            self._said, self._count = sure, count
+        if sure == len(new) or count - self._count >= MOST_HELD:
+            sure, self._said, self._count = len(new), 0, count
+            self._from, self._until = self._until, count
+        return self._before_stop(new[said:sure], is_last=False)
 
     def end(self) -> str:
         """The text that was not certain, once there are no more tokens."""
-        return "" if self.is_stopped else self._before_stop(self._new(), is_last=True)
+        return "" if self.is_stopped else self._before_stop(self._new()[self._said :], is_last=True)
 
     def _new(self) -> str:
         told = self._decode(self._tokens[self._from : self._until])
