@@ -226,8 +226,8 @@ def test_a_program_that_kills_its_keeper_is_killed_too(tmp_path):
 
 
 def gone(pid):
-    with contextlib.suppress(psutil.TimeoutExpired):
-        psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=60)
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+        psutil.Process(pid).wait(60)
     return not is_running(pid)
 
 
