@@ -33,6 +33,7 @@ from raycrew.tensor_transport.weights._receiving.rollback import (
     RollbackKind,
     ShadowRollback,
 )
+from raycrew.tensor_transport.weights._receiving.twins import check_together
 from raycrew.tensor_transport.weights._update import (
     Schema,
     Stopwatch,
@@ -243,6 +244,7 @@ class Applier:
             check_cover(itertools.chain.from_iterable(heading.entries), version)
         if self._expected is not None and heading.schema is not None:
             compare_schemas(self._expected, heading.schema, version, partial=heading.bases is not None)
+            check_together(heading.schema, self._twins, version)
 
     def _load_all(
         self, heading: Heading, stream: Iterable[Fetched], watch: Stopwatch, prepared: Load | None
