@@ -103,8 +103,9 @@ class Applier:
         self._store = as_store(store)
         self._fetcher = Fetcher(self._store, borrow=borrow, verify=verify)
         self._verify_first = verify_first
-        self._rollback: Rollback = kinds[rollback]() if deltas is None else deltas
-        self._fixed = deltas is None
+        self._deltas, self._empty_rollback = deltas, kinds[rollback]
+        self._rollback = deltas or self._empty_rollback()
+        self._can_return = True
         self._refetches = rollback == "refetch"
         self.held = Held()
         self._return_s: float | None = _RETURN_S
@@ -294,17 +295,19 @@ class Applier:
         waited_s: float,
     ) -> WeightReceipt:
         previous = self.held
-        if self._expected is None and self._fixed:
+        if self._expected is None and self._deltas is None:
             self._expected = loading.schema
+        rollback, self._rollback = self._rollback, self._deltas or self._empty_rollback()
         self.held = previous.followed_by(
             heading.version, heading.publisher, is_numbered_once=heading.is_numbered_once
         )
-        self._rollback.committed(heading.version, loading.fetched)
+        rollback.committed(heading.version, loading.fetched)
         if heading.bases is None:
             self._updates = {}
-        if isinstance(update, WeightUpdate):
-            self._keep_update(update)
-        else:
+        if isinstance(update, WeightUpdate) and self._refetches:
+            self._updates[update.version] = update
+        self._rollback = rollback  # Who is broken off before that has nothing to return to.
+        if not isinstance(update, WeightUpdate):
             self._member.hold(heading.version, self._store, is_known=heading.is_vote)
         return WeightReceipt(
             heading.version,
@@ -315,12 +318,14 @@ class Applier:
             watch.spans,
         )
 
-    def _keep_update(self, update: WeightUpdate) -> None:
-        if self._refetches:
-            self._updates[update.version] = update
-
     def _let_go_of_held(self, version: int) -> None:
-        """Something of a version goes into the weights: they are no longer those that were held."""
+        """Something of a version goes into the weights: they are no longer those that were held.
+
+        A `DeltaTarget` returns to what it has now, which who was broken off may have to be told.
+        """
+        self._can_return = self._deltas is None or self.held.intact
+        if self.held.intact:
+            self._rollback.committed(0, ())
         self.held = dataclasses.replace(self.held, intact=False, loading=version)
 
     def _roll_back(self, loading: Loading, error: BaseException) -> None:
@@ -328,7 +333,8 @@ class Applier:
         if not loading.touched:
             return
         held = self.held
-        weights = None if held.version is None else self._rollback.weights(loading.names)
+        is_known = held.version is not None and self._can_return
+        weights = self._rollback.weights(loading.names) if is_known else None
         if weights is None:
             return
         try:
