@@ -10,16 +10,15 @@ from dataclasses import dataclass
 import torch
 
 from raycrew.tensor_transport.errors import (
-    BaseVersionError,
     DirectoryLostError,
     LoadRefusedError,
-    StaleVersionError,
     TransportTimeoutError,
     UpdateAbortedError,
 )
 from raycrew.tensor_transport.protocols import ByteStore
 from raycrew.tensor_transport.transports import PullTransport
 from raycrew.tensor_transport.weights._directory import RecipientVersion, Record
+from raycrew.tensor_transport.weights._receiving.chain import apply_chain
 from raycrew.tensor_transport.weights._receiving.feeds import UpdateFeed
 from raycrew.tensor_transport.weights._receiving.fetching import Fetched, Fetcher, Heading, Stream
 from raycrew.tensor_transport.weights._receiving.held import Held
@@ -214,8 +213,8 @@ class Applier:
 
     def _catch_up(self, version: int | None, deadline: float | None) -> None:
         """Come to what a partial version is added to, with the versions between."""
-        for number in self._member.directory.ask(Record.chain, version, self.held.number):
-            self.apply(number, None if deadline is None else max(0.0, deadline - time.monotonic()))
+        chain = self._member.directory.ask(Record.chain, version, self.held.number)
+        apply_chain(chain, deadline, lambda: self.held, self.apply)
 
     def _holds(self, heading: Heading) -> bool:
         held = self.held
@@ -224,23 +223,8 @@ class Applier:
 
     def _check(self, heading: Heading) -> None:
         """Refuse, before a byte moves, what does not fit."""
-        version, held = heading.version, self.held
-        previous, same = held.version, heading.publisher == held.publisher
-        if same and previous is not None and version < previous and held.intact:
-            raise StaleVersionError(f"update {version} is stale: version {previous} is held already")
-        if heading.publisher in held.superseded:
-            raise StaleVersionError(
-                f"update {version} is stale: its publisher {heading.publisher:.8} was replaced by "
-                f"{held.publisher:.8}, whose version {previous} was applied; only a publisher that is not "
-                "replaced may go on"
-            )
-        if heading.bases is not None and not self._has_base(heading):
-            error = BaseVersionError(
-                f"update {version} has to be added to one of the versions {sorted(heading.bases)} of its "
-                "publisher: apply one of them first, or pull()"
-            )
-            error.bases = tuple(sorted(heading.bases))
-            raise error
+        version, its = heading.version, (heading.version, heading.publisher, heading.bases)
+        self.held.check_next(*its, is_numbered_once=heading.is_numbered_once)
         if heading.entries is not None:
             check_cover(itertools.chain.from_iterable(heading.entries), version)
         if self._expected is not None and heading.schema is not None:

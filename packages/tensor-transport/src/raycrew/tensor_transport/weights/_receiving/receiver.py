@@ -23,6 +23,7 @@ from raycrew.tensor_transport.protocols import ByteStore
 from raycrew.tensor_transport.transports import PullTransport
 from raycrew.tensor_transport.weights._directory import Record, WeightDirectory
 from raycrew.tensor_transport.weights._receiving.applying import Applier
+from raycrew.tensor_transport.weights._receiving.chain import apply_chain
 from raycrew.tensor_transport.weights._receiving.held import Published
 from raycrew.tensor_transport.weights._receiving.loading import Ahead, Load
 from raycrew.tensor_transport.weights._receiving.member import Member
@@ -340,8 +341,9 @@ class WeightReceiver(Belonging):
             raise
 
     def _pull(self, chain: list[int], deadline: float | None) -> WeightReceipt:
-        receipt = WeightReceipt(self.version or 0, 0, 0.0, 0.0, self.version)
-        for number in chain:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            receipt = self.apply(number, timeout_s=left)
-        return receipt
+        had = WeightReceipt(self.version or 0, 0, 0.0, 0.0, self.version)
+
+        def apply(number: int, left_s: float | None) -> WeightReceipt:
+            return self.apply(number, timeout_s=left_s)
+
+        return apply_chain(chain, deadline, lambda: self._applier.held, apply) or had
