@@ -8,6 +8,8 @@ from streaming import TIMEOUT_S, Generator, sync
 from raycrew.tensor_transport.errors import StaleVersionError, WeightUpdateError
 from raycrew.tensor_transport.testing import InProcessByteStore
 from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher, WeightReceiver
+from raycrew.tensor_transport.weights._receiving.chain import apply_chain
+from raycrew.tensor_transport.weights._receiving.held import Held
 
 pytestmark = pytest.mark.hostile
 
@@ -117,3 +119,18 @@ def test_who_returned_to_a_replaced_publisher_lacks_what_its_successor_published
     assert receiver.pull().version == receiver.require(second) == receiver.require(third) == 3
     with pytest.raises(StaleVersionError, match=r"its publisher \w{8} was replaced"):
         receiver.pull(1)
+
+
+@pytest.mark.parametrize(("held", "tried"), [(Held(5, "a"), [1, 2]), (Held(5, "a", intact=False), [1])])
+def test_the_last_one_is_not_passed_over_nor_is_any_by_a_mixture(held, tried):
+    seen = []
+
+    def apply(version, left_s):
+        seen.append(version)
+        assert left_s is None
+        raise StaleVersionError(f"version {version} is stale")
+
+    with pytest.raises(StaleVersionError, match=f"version {tried[-1]} is stale"):
+        apply_chain([1, 2], None, lambda: held, apply)
+    assert seen == tried
+    assert apply_chain([], None, lambda: held, apply) is None
