@@ -264,7 +264,12 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
             "weights/test_weights.py",
             "weights/directory/test_directory.py",
         ),
-        "weights/_receiving/held": ("weights/directory/test_stale_weights.py", "weights/test_weights.py"),
+        "weights/_receiving/chain": ("weights/directory/test_chains.py",),
+        "weights/_receiving/held": (
+            "weights/directory/test_chains.py",
+            "weights/directory/test_stale_weights.py",
+            "weights/test_weights.py",
+        ),
         "weights/_receiving/member": (
             "weights/directory/test_members.py",
             "weights/test_weights.py",

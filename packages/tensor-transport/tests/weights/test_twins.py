@@ -7,7 +7,7 @@ from models import weights
 from raycrew.tensor_transport import DeltaSource, DeltaTarget
 from raycrew.tensor_transport.errors import ManifestMismatchError
 from raycrew.tensor_transport.testing import InProcessByteStore
-from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher, WeightReceiver
+from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher, WeightReceiver, join_updates
 
 pytestmark = pytest.mark.hostile
 FIRST, LAST = "layer.0.weight", "layer.3.weight"
@@ -135,3 +135,66 @@ def test_those_of_a_model_without_memory_are_told_by_their_storage(store):
     assert not loads and receiver.intact
     receiver.apply(WeightPublisher(store).publish(state | {"c.weight": state["a.weight"]}))
     assert len(loads) == 3
+
+
+HOWS = ["apply", "pull", "prepare"]
+
+
+def receive(receiver, how, update):
+    if how == "pull":
+        receiver.pull(timeout_s=60.0)
+        return
+    if how == "prepare":
+        receiver.prepare(update.version, timeout_s=60.0)
+    receiver.apply(update if how == "apply" else update.version, timeout_s=60.0)
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_partial_update_brings_all_of_them_or_none(store, how):
+    """What it brings for one of them would be that of the others, too, which the trainer did not change."""
+    with WeightDirectory.local() as directory:
+        publisher = WeightPublisher(store, bucket_bytes=128, directory=directory, timeout_s=60.0)
+        model = Tied(store, directory=directory)
+        publisher.publish(tied(1))
+        model.receiver.pull(timeout_s=60.0)
+        loads, one = model.loads, {FIRST: weights(2)[FIRST], "ids": weights(2)["ids"]}
+        with pytest.raises(ManifestMismatchError, match="is one tensor here with a name that it") as caught:
+            receive(model.receiver, how, publisher.publish(one, partial=True))
+        assert caught.value.missing == [LAST]
+        assert model.loads == loads and model.receiver.intact and model.receiver.version == 1
+        assert torch.equal(model.tensors[LAST], weights(1)[FIRST])
+        publisher.publish(tied(3))
+        model.receiver.pull(timeout_s=60.0)
+        both = {name: tied(4)[name] for name in (FIRST, LAST)}
+        receive(model.receiver, how, publisher.publish(both, partial=True))
+        receive(model.receiver, how, publisher.publish({"ids": torch.arange(7) + 5}, partial=True))
+        assert model.receiver.version == 5 and torch.equal(model.tensors[LAST], weights(4)[FIRST])
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("brings", [True, False])
+def test_so_does_one_whose_names_come_with_its_buckets(store, how, brings):
+    """One rank tells all of its part from an iterator, and another one what changed."""
+    whole = tied(1)
+    with WeightDirectory.local() as directory:
+        ranks = [
+            WeightPublisher(store, bucket_bytes=128, directory=directory, part=part, parts=2, timeout_s=60.0)
+            for part in range(2)
+        ]
+        model = Tied(store, directory=directory)
+        ranks[0].publish({FIRST: whole[FIRST]}, version=1)
+        ranks[1].publish({name: tensor for name, tensor in whole.items() if name != FIRST}, version=1)
+        model.receiver.pull(timeout_s=60.0)
+        loads, changed = model.loads, tied(2)
+        some = {name: changed[name] for name in ("ids", *([LAST] if brings else []))}
+        parts = [ranks[0].publish(pairs({FIRST: changed[FIRST]}), version=2)]
+        parts.append(ranks[1].publish(some, version=2, partial=True))
+        update = join_updates(parts)
+        if brings:
+            receive(model.receiver, how, update)
+            assert model.receiver.version == 2 and torch.equal(model.tensors[LAST], changed[LAST])
+            return
+        with pytest.raises(ManifestMismatchError, match="is one tensor here with a name that it brings"):
+            receive(model.receiver, how, update)
+        assert model.loads == loads and model.receiver.intact and model.receiver.version == 1
+        assert torch.equal(model.tensors["ids"], whole["ids"])

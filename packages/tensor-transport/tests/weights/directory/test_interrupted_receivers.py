@@ -9,6 +9,8 @@ import torch
 from models import Model
 from pressing import press_everywhere
 
+from raycrew.tensor_transport import DeltaSource, DeltaTarget
+from raycrew.tensor_transport.errors import WeightUpdateError
 from raycrew.tensor_transport.testing import InProcessByteStore
 from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher, WeightReceiver
 
@@ -129,3 +131,95 @@ def test_a_process_that_is_forked_by_a_load_and_ends_there_gives_nothing_up(stor
     finally:
         if os.getpid() != parent:
             os._exit(7)
+
+
+class Returning:
+    """A receiver whose weights are all of the number of the version, and that can be told to break."""
+
+    def __init__(self, store, rollback):
+        self.model = {name: torch.zeros(8) for name in "ab"}
+        self.source, self.target = DeltaSource(), DeltaTarget(self.model)
+        self.publisher = WeightPublisher(store, keep=9)
+        self.is_told, self.is_early, self.breaks = "deltas" in rollback, "before" in rollback, False
+        how = {"deltas": self.target} if self.is_told else {"rollback": rollback}
+        self.receiver = WeightReceiver(self.load, store=store, **how)
+
+    def load(self, tensors):
+        if self.breaks and self.is_early:
+            next(tensors)
+            self.broken()
+        if self.is_told:
+            self.target.load(self.breaking(tensors))
+            return
+        for name, tensor in self.breaking(tensors):
+            self.model[name].copy_(tensor)
+
+    def breaking(self, tensors):
+        for pair in tensors:
+            yield pair
+            if self.breaks:
+                self.broken()
+
+    def broken(self):
+        self.breaks = False
+        raise RuntimeError("out of memory")
+
+    def publish(self, value, names=("b", "a")):
+        tensors = {name: torch.full((8,), float(value)) for name in names}
+        if not self.is_told:
+            return self.publisher.publish(tensors, partial=len(names) == 1)
+        update = self.publisher.publish(self.source.encode(tensors).tensors)
+        self.source.commit()
+        return update
+
+    def breaks_at(self, update):
+        self.breaks = True
+        with pytest.raises(WeightUpdateError):
+            self.receiver.apply(update)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("rollback", ["shadow", "refetch", "deltas", "before deltas"])
+def test_who_was_broken_off_returns_to_the_version_that_it_says_or_to_none(store, rollback):
+    ends, returning = set(), None
+
+    def before():
+        nonlocal returning, second
+        returning = Returning(store, rollback)
+        returning.receiver.apply(returning.publish(1))
+        second = returning.publish(2)
+
+    second = None
+    for nth in press_everywhere(lambda: returning.receiver.apply(second), ["_receiving", "deltas"], before):
+        returning.breaks_at(returning.publish(3))
+        held = returning.receiver.version
+        ends.add((held, returning.receiver.intact))
+        if returning.receiver.intact:
+            values = {name: tensor.tolist() for name, tensor in returning.model.items()}
+            assert values == dict.fromkeys("ab", [float(held)] * 8), f"broken off at {nth}"
+        returning.publisher.close()
+    assert {(1, True), (2, True)} <= ends
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("rollback", ["shadow", "refetch"])
+def test_who_was_broken_off_returns_to_no_part_of_an_earlier_version(store, rollback):
+    returning = second = None
+    returned = 0
+
+    def before():
+        nonlocal returning, second
+        returning = Returning(store, rollback)
+        returning.receiver.apply(returning.publish(1))
+        second = returning.publish(2, "a")
+
+    for nth in press_everywhere(lambda: returning.receiver.apply(second), ["_receiving", "deltas"], before):
+        later = [returning.publish(3, "b"), returning.publish(4, "a")]
+        if returning.receiver.version == 2 and returning.receiver.intact:
+            returning.receiver.apply(later[0])
+            returning.breaks_at(later[1])
+            returned += returning.receiver.intact
+            if returning.receiver.intact:
+                assert returning.model["a"].tolist() == [2.0] * 8, f"broken off at {nth}"
+        returning.publisher.close()
+    assert returned

@@ -10,16 +10,15 @@ from dataclasses import dataclass
 import torch
 
 from raycrew.tensor_transport.errors import (
-    BaseVersionError,
     DirectoryLostError,
     LoadRefusedError,
-    StaleVersionError,
     TransportTimeoutError,
     UpdateAbortedError,
 )
 from raycrew.tensor_transport.protocols import ByteStore
 from raycrew.tensor_transport.transports import PullTransport
 from raycrew.tensor_transport.weights._directory import RecipientVersion, Record
+from raycrew.tensor_transport.weights._receiving.chain import apply_chain
 from raycrew.tensor_transport.weights._receiving.feeds import UpdateFeed
 from raycrew.tensor_transport.weights._receiving.fetching import Fetched, Fetcher, Heading, Stream
 from raycrew.tensor_transport.weights._receiving.held import Held
@@ -33,6 +32,7 @@ from raycrew.tensor_transport.weights._receiving.rollback import (
     RollbackKind,
     ShadowRollback,
 )
+from raycrew.tensor_transport.weights._receiving.twins import check_together
 from raycrew.tensor_transport.weights._update import (
     Schema,
     Stopwatch,
@@ -102,8 +102,9 @@ class Applier:
         self._store = as_store(store)
         self._fetcher = Fetcher(self._store, borrow=borrow, verify=verify)
         self._verify_first = verify_first
-        self._rollback: Rollback = kinds[rollback]() if deltas is None else deltas
-        self._fixed = deltas is None
+        self._deltas, self._empty_rollback = deltas, kinds[rollback]
+        self._rollback = deltas or self._empty_rollback()
+        self._can_return = True
         self._refetches = rollback == "refetch"
         self.held = Held()
         self._return_s: float | None = _RETURN_S
@@ -212,8 +213,8 @@ class Applier:
 
     def _catch_up(self, version: int | None, deadline: float | None) -> None:
         """Come to what a partial version is added to, with the versions between."""
-        for number in self._member.directory.ask(Record.chain, version, self.held.number):
-            self.apply(number, None if deadline is None else max(0.0, deadline - time.monotonic()))
+        chain = self._member.directory.ask(Record.chain, version, self.held.number)
+        apply_chain(chain, deadline, lambda: self.held, self.apply)
 
     def _holds(self, heading: Heading) -> bool:
         held = self.held
@@ -222,27 +223,13 @@ class Applier:
 
     def _check(self, heading: Heading) -> None:
         """Refuse, before a byte moves, what does not fit."""
-        version, held = heading.version, self.held
-        previous, same = held.version, heading.publisher == held.publisher
-        if same and previous is not None and version < previous and held.intact:
-            raise StaleVersionError(f"update {version} is stale: version {previous} is held already")
-        if heading.publisher in held.superseded:
-            raise StaleVersionError(
-                f"update {version} is stale: its publisher {heading.publisher:.8} was replaced by "
-                f"{held.publisher:.8}, whose version {previous} was applied; only a publisher that is not "
-                "replaced may go on"
-            )
-        if heading.bases is not None and not self._has_base(heading):
-            error = BaseVersionError(
-                f"update {version} has to be added to one of the versions {sorted(heading.bases)} of its "
-                "publisher: apply one of them first, or pull()"
-            )
-            error.bases = tuple(sorted(heading.bases))
-            raise error
+        version, its = heading.version, (heading.version, heading.publisher, heading.bases)
+        self.held.check_next(*its, is_numbered_once=heading.is_numbered_once)
         if heading.entries is not None:
             check_cover(itertools.chain.from_iterable(heading.entries), version)
         if self._expected is not None and heading.schema is not None:
             compare_schemas(self._expected, heading.schema, version, partial=heading.bases is not None)
+            check_together(heading.schema, self._twins, version)
 
     def _load_all(
         self, heading: Heading, stream: Iterable[Fetched], watch: Stopwatch, prepared: Load | None
@@ -292,17 +279,19 @@ class Applier:
         waited_s: float,
     ) -> WeightReceipt:
         previous = self.held
-        if self._expected is None and self._fixed:
+        if self._expected is None and self._deltas is None:
             self._expected = loading.schema
+        rollback, self._rollback = self._rollback, self._deltas or self._empty_rollback()
         self.held = previous.followed_by(
             heading.version, heading.publisher, is_numbered_once=heading.is_numbered_once
         )
-        self._rollback.committed(heading.version, loading.fetched)
+        rollback.committed(heading.version, loading.fetched)
         if heading.bases is None:
             self._updates = {}
-        if isinstance(update, WeightUpdate):
-            self._keep_update(update)
-        else:
+        if isinstance(update, WeightUpdate) and self._refetches:
+            self._updates[update.version] = update
+        self._rollback = rollback  # Who is broken off before that has nothing to return to.
+        if not isinstance(update, WeightUpdate):
             self._member.hold(heading.version, self._store, is_known=heading.is_vote)
         return WeightReceipt(
             heading.version,
@@ -313,12 +302,14 @@ class Applier:
             watch.spans,
         )
 
-    def _keep_update(self, update: WeightUpdate) -> None:
-        if self._refetches:
-            self._updates[update.version] = update
-
     def _let_go_of_held(self, version: int) -> None:
-        """Something of a version goes into the weights: they are no longer those that were held."""
+        """Something of a version goes into the weights: they are no longer those that were held.
+
+        A `DeltaTarget` returns to what it has now, which who was broken off may have to be told.
+        """
+        self._can_return = self._deltas is None or self.held.intact
+        if self.held.intact:
+            self._rollback.committed(0, ())
         self.held = dataclasses.replace(self.held, intact=False, loading=version)
 
     def _roll_back(self, loading: Loading, error: BaseException) -> None:
@@ -326,7 +317,8 @@ class Applier:
         if not loading.touched:
             return
         held = self.held
-        weights = None if held.version is None else self._rollback.weights(loading.names)
+        is_known = held.version is not None and self._can_return
+        weights = self._rollback.weights(loading.names) if is_known else None
         if weights is None:
             return
         try:

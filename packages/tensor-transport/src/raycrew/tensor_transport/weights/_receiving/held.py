@@ -1,11 +1,11 @@
 """What a receiver holds: one value, so that other threads never see half of a change."""
 
 import operator
-from collections.abc import Container
+from collections.abc import Collection, Container
 from dataclasses import dataclass
 from typing import Protocol, SupportsIndex, runtime_checkable
 
-from raycrew.tensor_transport.errors import StaleWeightsError
+from raycrew.tensor_transport.errors import BaseVersionError, StaleVersionError, StaleWeightsError
 
 
 @runtime_checkable
@@ -61,9 +61,45 @@ class Held:
     def followed_by(self, version: int, publisher: str, *, is_numbered_once: bool) -> "Held":
         """What is held once a version was applied whole."""
         superseded = self.superseded
-        if self.publisher is not None and self.publisher != publisher:
+        if self._is_before(version, is_numbered_once=is_numbered_once):
+            superseded -= {publisher}
+        elif self.publisher is not None and self.publisher != publisher:
             superseded |= {self.publisher}
         return Held(version, publisher, is_numbered_once=is_numbered_once, superseded=superseded)
+
+    def _is_before(self, version: int, *, is_numbered_once: bool) -> bool:
+        """Whether the directory numbered a version, and before the one that was applied last."""
+        is_known = self.is_numbered_once and is_numbered_once
+        return is_known and self.version is not None and version < self.version
+
+    def check_next(
+        self, version: int, publisher: str, bases: Collection[int] | None, *, is_numbered_once: bool
+    ) -> None:
+        """Refuse a version that does not follow what is held: an older one, or changes of something else.
+
+        A mixture may begin again with an earlier version of its directory, on the way to what came after it.
+
+        Raises:
+            StaleVersionError: A later version is held, or its publisher was replaced.
+            BaseVersionError: It has to be added to another version.
+        """
+        is_same = publisher == self.publisher
+        if is_same and self.version is not None and version < self.version and self.intact:
+            raise StaleVersionError(f"update {version} is stale: version {self.version} is held already")
+        begins_again = not self.intact and self._is_before(version, is_numbered_once=is_numbered_once)
+        if publisher in self.superseded and not begins_again:
+            raise StaleVersionError(
+                f"update {version} is stale: its publisher {publisher:.8} was replaced by "
+                f"{self.publisher:.8}, whose version {self.version} was applied; only a publisher that is "
+                "not replaced may go on"
+            )
+        if bases is not None and not self.is_one_of(bases, publisher, is_numbered_once=is_numbered_once):
+            error = BaseVersionError(
+                f"update {version} has to be added to one of the versions {sorted(bases)} of its "
+                "publisher: apply one of them first, or pull()"
+            )
+            error.bases = tuple(sorted(bases))
+            raise error
 
     def check(self, required: SupportsIndex | Published | None) -> int:
         """The version, for who makes something with these weights.

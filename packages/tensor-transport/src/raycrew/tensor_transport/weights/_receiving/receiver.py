@@ -23,6 +23,7 @@ from raycrew.tensor_transport.protocols import ByteStore
 from raycrew.tensor_transport.transports import PullTransport
 from raycrew.tensor_transport.weights._directory import Record, WeightDirectory
 from raycrew.tensor_transport.weights._receiving.applying import Applier
+from raycrew.tensor_transport.weights._receiving.chain import apply_chain
 from raycrew.tensor_transport.weights._receiving.held import Published
 from raycrew.tensor_transport.weights._receiving.loading import Ahead, Load
 from raycrew.tensor_transport.weights._receiving.member import Member
@@ -52,8 +53,9 @@ class WeightReceiver(Belonging):
             LoadRefusedError: what is held stays intact.
         expected: The names, shapes and dtypes to accept: a state dict (meta tensors will do). Without it, the
             first update that commits sets them. Names that are one tensor in it (also one on the meta device:
-            make one for each name) have to have the same elements in an update; where the trainer does not
-            have them tied, too, all of the update is fetched before `load` is given any of it.
+            make one for each name) have to have the same elements in an update, and a partial one has all of
+            them or none; where the trainer does not have them tied, too, all of the update is fetched before
+            `load` is given any of it.
         store: Where the buckets are, a store or a transport: Ray's object store unless given.
         borrow: Hand out tensors over the store's memory itself instead of a copy.
         verify_first: Fetch and verify all buckets before `load` is called, so that a lost or damaged bucket
@@ -339,8 +341,9 @@ class WeightReceiver(Belonging):
             raise
 
     def _pull(self, chain: list[int], deadline: float | None) -> WeightReceipt:
-        receipt = WeightReceipt(self.version or 0, 0, 0.0, 0.0, self.version)
-        for number in chain:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            receipt = self.apply(number, timeout_s=left)
-        return receipt
+        had = WeightReceipt(self.version or 0, 0, 0.0, 0.0, self.version)
+
+        def apply(number: int, left_s: float | None) -> WeightReceipt:
+            return self.apply(number, timeout_s=left_s)
+
+        return apply_chain(chain, deadline, lambda: self._applier.held, apply) or had

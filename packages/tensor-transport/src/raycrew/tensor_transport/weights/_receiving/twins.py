@@ -1,6 +1,6 @@
-"""What an update has for names that are one tensor here: the same elements, or it does not fit."""
+"""What an update has for names that are one tensor here: the same elements of all, or it does not fit."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import torch
 
@@ -22,14 +22,21 @@ class Twins:
         self._version = heading.version
         self._twins = _apart(heading.entries, twins)
         self._looks_first = bool(self._twins) and heading.entries is not None
+        self._late = twins if heading.bases is not None and heading.entries is None else {}
         self._seen: dict[str, tuple[str, int]] = {}
 
     def compared(self, buckets: Iterable[Fetched]) -> Iterable[Fetched]:
         """The same buckets: all of them once they were looked at, where they are known to differ in place.
 
+        So are those of a partial version whose names come with them.
+
         Raises:
-            ManifestMismatchError: Names that are one tensor here differ.
+            ManifestMismatchError: Names that are one tensor here differ, or only some of them come.
         """
+        if self._late:
+            buckets = list(buckets)
+            come = {entry.name for fetched in buckets for entry in fetched.parcel.entries}
+            check_together(come, self._late, self._version)
         if not self._looks_first:
             return buckets
         found, assembler, names = list(buckets), Assembler(self._version), frozenset(self._twins)
@@ -55,6 +62,25 @@ class Twins:
             )
             error.mismatched = [other, name]
             raise error
+
+
+def check_together(names: Container[str], twins: Mapping[str, str], version: int) -> None:
+    """Raise ManifestMismatchError if some names that are one tensor here are among these, and not all.
+
+    What a partial version brings for one of them would be that of the others, too, which its source may not
+    have changed.
+    """
+    brought = {first for name, first in twins.items() if name in names}
+    missing = sorted(name for name, first in twins.items() if first in brought and name not in names)
+    if missing:
+        error = ManifestMismatchError(
+            f"update {version} does not fit the receiver's weights: it lacks "
+            f"{', '.join(map(repr, missing[:5]))}, which is one tensor here with a name that it brings; "
+            "publish all of them, or untie them here",
+            version=version,
+        )
+        error.missing = missing
+        raise error
 
 
 def _apart(entries: Sequence[Sequence[TensorEntry]] | None, twins: Mapping[str, str]) -> dict[str, str]:
