@@ -51,6 +51,34 @@ def test_what_an_interrupt_keeps_goes_with_the_next_version(directory, nth):
     assert not store.held
 
 
+class Failing(InProcessByteStore):
+    """Fails to release one bucket."""
+
+    left = -1
+
+    def release(self, ticket):
+        self.left -= 1
+        if self.left == 0:
+            raise OSError("the disk does not answer")
+        super().release(ticket)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("nth", [1, 4, 6])
+@pytest.mark.parametrize("method", ["publish", "release", "close"])
+def test_what_an_error_keeps_goes_with_the_next_version(method, nth):
+    store = Failing()
+    publisher = WeightPublisher(store, bucket_bytes=BUCKET)
+    publisher.publish(MODEL)
+    store.left = nth
+    with pytest.raises(OSError, match="does not answer"):
+        publisher.publish(MODEL) if method == "publish" else getattr(publisher, method)()
+    publisher.publish(MODEL)
+    assert len(store.held) == len(MODEL) + 1, "what it could not release is there"
+    publisher.close()
+    assert len(store.held) == 1
+
+
 METHODS = {"planned": "__init__", "begun": "begin", "packed": "copy", "filled": "finish"}
 
 
