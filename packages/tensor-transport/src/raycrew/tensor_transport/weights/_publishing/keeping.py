@@ -9,7 +9,7 @@ from raycrew.tensor_transport.weights._update import Bucket, WeightUpdate
 
 
 class Keeping:
-    """Knows which buckets are to be released. What an interrupt or error leaves of that is done the next time.
+    """Knows which buckets are to be released. What an interrupt or error leaves of it is done next time.
 
     Args:
         store: Where they are.
