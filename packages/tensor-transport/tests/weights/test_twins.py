@@ -198,3 +198,48 @@ def test_so_does_one_whose_names_come_with_its_buckets(store, how, brings):
             receive(model.receiver, how, update)
         assert model.loads == loads and model.receiver.intact and model.receiver.version == 1
         assert torch.equal(model.tensors["ids"], whole["ids"])
+
+
+def shapes_of(memory):
+    """Tensors of the same elements, in the same order."""
+    return {
+        "all": memory,
+        "rows": memory.view(2, 4),
+        "one": memory.view(1, 8).as_strided((1, 8), (3, 1)),
+        "cube": memory.view(2, 2, 2),
+    }
+
+
+@pytest.mark.parametrize("at", ["cpu", "meta"])
+@pytest.mark.parametrize("other", ["rows", "one", "cube"])
+def test_one_memory_in_several_shapes_is_one_tensor(store, at, other):
+    held, loads = torch.zeros(8, device=at), []
+    expected = {name: shapes_of(held)[name] for name in ("all", other)}
+    receiver = WeightReceiver(loads.extend, expected=expected, store=store)
+    differ = {"all": torch.ones(8), other: torch.full_like(expected[other], 2, device="cpu")}
+    with pytest.raises(ManifestMismatchError, match="are one tensor here, and differ"):
+        receiver.apply(WeightPublisher(store).publish(differ))
+    assert not loads
+    equal = {"all": torch.arange(8.0), other: torch.arange(8.0).view(expected[other].shape)}
+    receiver.apply(WeightPublisher(store).publish(equal))
+    assert len(loads) == 2
+
+
+def test_other_elements_of_one_memory_or_in_another_order_are_another_tensor(store):
+    base, loads = torch.zeros(4, 4), []
+    expected = {"rows": base[:2], "others": base[2:], "even": base[::2], "turned": base.t()[:, :2]}
+    state = {name: torch.full(part.shape, float(i)) for i, (name, part) in enumerate(expected.items())}
+    receiver = WeightReceiver(loads.extend, expected=expected, store=store)
+    receiver.apply(WeightPublisher(store).publish(state))
+    assert len(loads) == 4
+
+
+@pytest.mark.parametrize("other", ["rows", "one", "cube"])
+def test_a_target_of_deltas_knows_one_memory_in_several_shapes(other):
+    memory = torch.zeros(8)
+    held = {name: shapes_of(memory)[name] for name in ("all", other)}
+    target, source = DeltaTarget(held, verify=False), DeltaSource()
+    with pytest.raises(ManifestMismatchError, match="are one tensor here"):
+        target.load(source.encode({"all": torch.ones(8), other: torch.full_like(held[other], 2)}).tensors)
+    target.load(source.encode({"all": torch.ones(8), other: torch.ones_like(held[other])}).tensors)
+    assert memory.eq(1).all()

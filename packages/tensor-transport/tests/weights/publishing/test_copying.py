@@ -159,3 +159,21 @@ def test_a_thread_that_goes_on_writing_is_seen():
     finally:
         stop.set()
         trainer.join()
+
+
+SMALL = ["uint1", "uint4", "int4", "float8_e4m3fn", "float8_e8m0fnu", "float4_e2m1fn_x2", "bits8", "bool"]
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if hasattr(torch, name)])
+@pytest.mark.parametrize("how", ["held", "turned", "streamed", "transformed"])
+def test_bytes_of_any_dtype_are_published(name, how):
+    dtype, found = getattr(torch, name), {}
+    values = torch.arange(24, dtype=torch.uint8).remainder(2).reshape(4, 6)
+    tensor = values.view(dtype).t() if how == "turned" else values.view(dtype)
+    options = {"transform": lambda _, given: given} if how == "transformed" else {}
+    with SharedMemoryTransport() as store, WeightPublisher(store, **options) as publishing:
+        held = {"a": tensor}
+        update = publishing.publish(iter(held.items()) if how == "streamed" else held)
+        WeightReceiver(found.update, store=store).apply(update)
+    assert found["a"].dtype == dtype
+    assert found["a"].view(torch.uint8).equal(tensor.view(torch.uint8))

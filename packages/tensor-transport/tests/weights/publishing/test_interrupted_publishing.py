@@ -10,6 +10,7 @@ from raycrew.tensor_transport.errors import TransportClosedError, TransportError
 from raycrew.tensor_transport.testing import InProcessByteStore
 from raycrew.tensor_transport.transports import SharedMemoryTransport
 from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher, WeightReceiver
+from raycrew.tensor_transport.weights._directory.record import Record
 from raycrew.tensor_transport.weights._publishing import copying, packing
 from raycrew.tensor_transport.weights._publishing.source import SourceWatch
 from raycrew.tensor_transport.weights._update import stores
@@ -49,6 +50,71 @@ def test_what_an_interrupt_keeps_goes_with_the_next_version(directory, nth):
         assert len(store.held) == len(MODEL)
     publisher.close()
     assert not store.held
+
+
+class Failing(InProcessByteStore):
+    """Fails to release one bucket."""
+
+    left = -1
+
+    def release(self, ticket):
+        self.left -= 1
+        if self.left == 0:
+            raise OSError("the disk does not answer")
+        super().release(ticket)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("nth", [1, 4, 6])
+@pytest.mark.parametrize("method", ["publish", "release", "close"])
+def test_what_an_error_keeps_goes_with_the_next_version(method, nth):
+    store = Failing()
+    publisher = WeightPublisher(store, bucket_bytes=BUCKET)
+    publisher.publish(MODEL)
+    store.left = nth
+    with pytest.raises(OSError, match="does not answer"):
+        publisher.publish(MODEL) if method == "publish" else getattr(publisher, method)()
+    publisher.publish(MODEL)
+    assert len(store.held) == len(MODEL) + 1, "what it could not release is there"
+    publisher.close()
+    assert len(store.held) == 1
+
+
+class PressedAtPublish(Record):
+    """Somebody presses Ctrl-C before, or after, a small version is published."""
+
+    moment = "never"
+
+    def publish(self, *args):
+        if self.moment == "before":
+            raise KeyboardInterrupt
+        found = super().publish(*args)
+        if self.moment == "after":
+            raise KeyboardInterrupt
+        return found
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_who_is_interrupted_while_a_small_version_is_published_releases_it_unless_it_is(moment):
+    store, directory, found = InProcessByteStore(), WeightDirectory.local(), {}
+    record = directory._edge._record = PressedAtPublish(lease_s=1e9)
+    publisher = WeightPublisher(store, directory=directory)
+    publisher.publish({"a": torch.ones(3)})
+    first = set(store.held)  # Who misses that this one is over hears of it again, after a lease.
+    record.moment = moment
+    with pytest.raises(KeyboardInterrupt):
+        publisher.publish({"a": torch.full((3,), 2.0)})
+    record.moment = "never"
+    receiver = WeightReceiver(found.update, store=store, directory=directory)
+    receiver.pull(timeout_s=TIMEOUT_S)
+    assert found["a"].eq(1 if moment == "before" else 2).all()
+    publisher.publish({"a": torch.full((3,), 3.0)})
+    receiver.pull(timeout_s=TIMEOUT_S)
+    assert found["a"].eq(3).all() and len(store.held.keys() - first) == 1
+    receiver.close()
+    publisher.close()
+    assert store.held.keys() <= first
 
 
 METHODS = {"planned": "__init__", "begun": "begin", "packed": "copy", "filled": "finish"}

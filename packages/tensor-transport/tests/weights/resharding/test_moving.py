@@ -229,6 +229,21 @@ def test_names_that_are_one_parameter_of_a_target_get_one_value_or_nothing(maps,
 
 
 @pytest.mark.hostile
+@pytest.mark.parametrize("maps", [False, True])
+@pytest.mark.parametrize(("shape", "strides"), [((2, 4), (4, 1)), ((1, 8), (3, 1)), ((2, 2, 2), (4, 2, 1))])
+def test_one_memory_of_a_target_in_several_shapes_gets_one_value_or_nothing(maps, shape, strides):
+    memory = torch.zeros(8)
+    target = {"all": memory, "other": memory.as_strided(shape, strides)}
+    source = {"all": torch.arange(8.0), "other": torch.arange(8.0).view(shape)}
+    plan = plan_reshard(layout_of(source, rank=0), layout_of(target, rank=0))
+    move(plan, {0: source}, {0: target}, LendingTransport(maps))
+    assert memory.equal(source["all"])
+    source["other"] += 1
+    with pytest.raises(ReshardError, match="'all' and 'other' are one tensor on rank 0, and differ"):
+        move(plan, {0: source}, {0: target}, LendingTransport(maps))
+
+
+@pytest.mark.hostile
 def test_names_that_are_one_parameter_are_compared_as_what_they_are_cast_to():
     state = {"head": torch.ones(4, 4), "embed": torch.ones(4, 4) + 1e-6}
     target = Layout({name: replicated((4, 4), "bfloat16", [0]) for name in state})

@@ -13,7 +13,7 @@ from test_reshard_plan import SHAPES, random_layout
 from raycrew.tensor_transport import ReshardError, WeightPublisher, WeightReceiver
 from raycrew.tensor_transport.errors import ManifestMismatchError
 from raycrew.tensor_transport.testing import InProcessByteStore
-from raycrew.tensor_transport.weights.resharding import Layout, ShardLoader, replicated, sharded
+from raycrew.tensor_transport.weights.resharding import Layout, ShardLoader, layout_of, replicated, sharded
 
 
 @settings(max_examples=60, deadline=None)
@@ -81,3 +81,17 @@ def test_what_a_partial_update_does_not_bring_counts_as_no_write():
     loader([("b", torch.zeros(2, 2))])
     loss.backward()
     assert state["a"].grad is not None and not state["b"].any()
+
+
+@pytest.mark.hostile
+def test_one_memory_of_a_rank_in_several_shapes_gets_one_value_or_nothing():
+    store, memory = InProcessByteStore(), torch.zeros(8)
+    state = {"all": memory, "rows": memory.view(2, 4)}
+    loader = ShardLoader(state, layout_of(state, rank=0), 0)
+    receiver = WeightReceiver(loader, expected=loader.expected, store=store)
+    publisher = WeightPublisher(store)
+    with pytest.raises(ManifestMismatchError, match="'all' and 'rows' are one tensor here"):
+        receiver.apply(publisher.publish({"all": torch.ones(8), "rows": torch.zeros(2, 4)}))
+    assert not memory.any()
+    receiver.apply(publisher.publish({"all": torch.ones(8), "rows": torch.ones(2, 4)}))
+    assert memory.eq(1).all()

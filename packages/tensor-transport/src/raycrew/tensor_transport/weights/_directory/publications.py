@@ -8,7 +8,7 @@ from raycrew.tensor_transport.errors import WeightUpdateError
 from raycrew.tensor_transport.weights._directory.ballots import Ballots
 from raycrew.tensor_transport.weights._directory.shelf import Shelf
 from raycrew.tensor_transport.weights._directory.versions import Announced, Begin, Begun, Finish, Part
-from raycrew.tensor_transport.weights._update import WeightUpdate, joined_name
+from raycrew.tensor_transport.weights._update import Bucket, WeightUpdate, joined_name
 
 Ended = tuple[WeightUpdate, list[Any], bool]
 
@@ -158,6 +158,14 @@ class Publications(Shelf):
         """
         number = self.begin(now, begin)
         return None if number is None else self.end(now, number, finish, begin.scope)
+
+    def version_with(self, now: float, part: int, publisher: str, buckets: Sequence[Bucket]) -> int | None:
+        """The version that has these buckets, for who did not hear whether it was published."""
+        self._tidy(now)
+        for version in self.versions.values():
+            if version.has(part, publisher) and any(a.bucket in buckets for a in version.parts[part].buckets):
+                return version.number
+        return None
 
     def abort(
         self, now: float, number: int, reason: str, part: int | None = None, publisher: str = ""

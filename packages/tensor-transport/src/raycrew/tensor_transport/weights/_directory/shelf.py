@@ -245,7 +245,7 @@ class Shelf:
         for part in version.parts.values():
             for announced in part.buckets:
                 self._freed.add(part.begin.scope, announced.bucket)
-        version.parts = {}
+        version.parts, version.bases = {}, frozenset()
 
     def _tidy(self, now: float) -> bool:
         """End what is over: leases, deadlines, versions that nobody needs."""

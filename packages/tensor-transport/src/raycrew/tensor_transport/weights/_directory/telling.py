@@ -160,6 +160,7 @@ class DirectoryTeller:
         self._waiting: list[Announced] = []
         self._pace, self._is_awaited = Pace(), True
         self._unsaid: Begin | None = None
+        self._said: tuple[Bucket, ...] = ()
         self._route: tuple[str, float | None] = ("", None)
         self._sends_at_once = isinstance(store, BroadcastStore)
         directory.ask(Record.enroll, part, name, self._scope)
@@ -168,7 +169,7 @@ class DirectoryTeller:
         digest = "" if plan is None else plan.digest
         unknown = plan if digest != self._known else None
         begin = Begin(self._part, self._parts, self._name, self._scope, version, digest, unknown, names)
-        self._waiting, self._pace, self.counts_later = [], Pace(), False
+        self._waiting, self._pace, self.counts_later, self._said = [], Pace(), False, ()
         if not self._is_awaited:  # Most likely by nobody this time either; the end says so.
             self._pace.said(math.inf)
         self._known = ""  # What the directory knows after a failure is not known here.
@@ -208,6 +209,7 @@ class DirectoryTeller:
         if begin is None:
             update, freed, self._is_awaited = self._directory.ask(Record.end, version, finish, self._scope)
         else:
+            self._said = tuple(buckets)
             update, freed, _ = self._directory.wait(Record.publish, self._timeout_s, begin, finish)
             self._known = begin.digest
         self._returns.give_back(self._store, freed)
@@ -218,6 +220,8 @@ class DirectoryTeller:
         begin, self._unsaid = self._unsaid, None
         if begin is not None:
             version = self._begun(begin)
+        elif self._said:
+            version = self._published()
         if version == _LATER:
             return is_over
         with contextlib.suppress(DirectoryLostError):  # Receivers see that it is lost, too.
@@ -248,6 +252,13 @@ class DirectoryTeller:
         """The version that a part was wanted for, now that it won't come: for others to hear of that."""
         with contextlib.suppress(TransportError, ValueError):
             return self._directory.ask(Record.begin, begin) or _LATER
+        return _LATER
+
+    def _published(self) -> int:
+        """The version that was told in one message, if it is there: an interrupt may hide the answer."""
+        with contextlib.suppress(DirectoryLostError):
+            asked = (self._part, self._name, self._said)
+            return self._directory.ask(Record.version_with, *asked) or _LATER
         return _LATER
 
     def _collect(self) -> None:

@@ -54,7 +54,10 @@ class Copying:
     def copy_elements(self) -> None:
         """Copy it, whatever its strides."""
         with torch.inference_mode():  # whoever publishes may be in it, which other threads do not know
-            self.copy.copy_(self.tensor)
+            copy, tensor = self.copy, self.tensor
+            if tensor.itemsize == 1:  # torch copies bytes, but not all dtypes that are as small
+                copy, tensor = copy.view(torch.uint8), tensor.view(torch.uint8)
+            copy.copy_(tensor)
 
 
 class Filling:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from raycrew.tensor_transport._bytes import extent_of, is_freed, share_out
+from raycrew.tensor_transport._bytes import extent_of, flat_bytes, is_freed, share_out
 from raycrew.tensor_transport.protocols import Bytes
 
 _WORD = 8
@@ -20,10 +20,7 @@ def work_of(sizes: Iterable[int]) -> int:
 
 def fold(tensor: torch.Tensor) -> torch.Tensor:
     """The sum of a tensor's bytes, as 64-bit words, modulo 2**64: a tensor of no dimension on its device."""
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    if flat.numel() <= 1:  # These may have any stride and still be contiguous.
-        flat = flat.as_strided(flat.shape, (1,))
-    raw = flat.view(torch.uint8)
+    raw = flat_bytes(tensor)
     if raw.storage_offset() % _WORD:
         raw = raw.clone()
     whole = raw.numel() // _WORD * _WORD

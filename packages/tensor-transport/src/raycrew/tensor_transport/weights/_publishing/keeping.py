@@ -1,7 +1,7 @@
 """The buckets that a publisher answers for: of versions that it keeps, and of one that was broken off."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from raycrew.tensor_transport.protocols import ByteStore
 from raycrew.tensor_transport.weights._directory import Teller
@@ -9,7 +9,7 @@ from raycrew.tensor_transport.weights._update import Bucket, WeightUpdate
 
 
 class Keeping:
-    """Knows which buckets are to be released. What an interrupt leaves of that is done the next time.
+    """Knows which buckets are to be released. What an interrupt or error leaves of it is done next time.
 
     Args:
         store: Where they are.
@@ -22,7 +22,7 @@ class Keeping:
         self._kept: deque[WeightUpdate] = deque()
         self._begun: tuple[int, list[Bucket]] | None = None
         self._end: Callable[[], object] = _nothing
-        self._over: deque[Sequence[Bucket]] = deque()
+        self._over: deque[Bucket] = deque()
 
     @property
     def latest(self) -> WeightUpdate | None:
@@ -64,20 +64,19 @@ class Keeping:
         finally:
             self._end()  # A bucket that waited for receivers waits no longer.
         if is_over:
-            self._over.append(buckets)
+            self._over.extend(buckets)
 
     def release(self, keep: int = 0) -> None:
         """Release all versions but the last ones."""
         while len(self._kept) > keep:
-            self._over.append(self._kept[0].buckets)
+            self._over.extend(self._kept[0].buckets)
             self._kept.popleft()
         self._release_over()
 
     def _release_over(self) -> None:
         while self._over:
             try:
-                for bucket in self._over[0]:
-                    self._store.release(bucket.ticket)
+                self._store.release(self._over[0].ticket)
             except Exception:
                 self._over.popleft()
                 raise

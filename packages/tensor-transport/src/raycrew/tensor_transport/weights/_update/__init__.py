@@ -30,7 +30,7 @@ from raycrew.tensor_transport.weights._update.stores import (
     reserve,
     shares_memory,
 )
-from raycrew.tensor_transport.weights._update.twins import twins_of
+from raycrew.tensor_transport.weights._update.twins import order_of, twins_of
 
 __all__ = [
     "CPU",
@@ -57,6 +57,7 @@ __all__ = [
     "get_tensor",
     "join_updates",
     "joined_name",
+    "order_of",
     "put_tensor",
     "region_of",
     "release_scope",

@@ -1,13 +1,13 @@
 """Names that are one tensor: what is written to one of them is written to all."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 
 def twins_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Each name whose elements (memory, shape and dtype) have other names, too, and the first of these.
+    """Each name whose elements have other names, too (same memory, order and dtype), and the first of these.
 
     Tensors of one storage are told as well where that has no memory: those of a model on the meta device.
     """
@@ -16,6 +16,22 @@ def twins_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
         if (place := _place(tensor)) is not None:
             names.setdefault(place, []).append(name)
     return {name: same[0] for same in names.values() if len(same) > 1 for name in same}
+
+
+def order_of(shape: Sequence[int], strides: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """The order in which a tensor has the elements of its memory: that of its views of other shapes, too.
+
+    Returns:
+        Size and stride of as few dimensions as do, the outermost one first.
+    """
+    found: list[tuple[int, int]] = []
+    for size, stride in zip(shape, strides, strict=True):
+        if size == 1:
+            continue
+        if found and found[-1][1] == size * stride:
+            size *= found.pop()[0]
+        found.append((size, stride))
+    return tuple(found)
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
@@ -28,4 +44,5 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
     if wraps or not part.numel():
         return None
     first = (part.untyped_storage(), part.storage_offset()) if part.is_meta else part.data_ptr()
-    return (part.device, first, tuple(part.shape), part.stride(), part.dtype, tuple(tensor.shape))
+    whole = None if part is tensor else (tuple(part.shape), tuple(tensor.shape))
+    return (part.device, first, order_of(part.shape, part.stride()), part.dtype, whole)

@@ -7,6 +7,7 @@ import torch
 
 from raycrew.tensor_transport._bytes import is_plain
 from raycrew.tensor_transport.errors import LayoutError, UnsupportedTensorError
+from raycrew.tensor_transport.weights._update import order_of
 from raycrew.tensor_transport.weights.resharding._layouts.boxes import Block, Region, Shape
 from raycrew.tensor_transport.weights.resharding._layouts.builders import Split, boxes_of, mesh_ranges
 from raycrew.tensor_transport.weights.resharding._layouts.layout import (
@@ -31,7 +32,8 @@ def layout_of(
     Args:
         state: A state dict, or any tensors by name.
         rank: The number of this rank within its group: that of `torch.distributed` unless given, 0 without.
-        skip_tied: Leave out a tensor in the very memory of an earlier one: a receiver fills it once.
+        skip_tied: Leave out a tensor of the very elements of an earlier one, in any shape: a receiver fills
+            them once.
 
     Raises:
         LayoutError: A placement can't be told as boxes, as `Partial`: nobody holds the values then.
@@ -71,10 +73,10 @@ def local_tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def place_of(local: torch.Tensor) -> Any:
-    """What tells which elements a tensor has, as something hashable; None where it has none, or no memory."""
+    """What tells which elements a tensor has, whatever its shape; None where it has none, or no memory."""
     if local.is_meta or not local.numel():
         return None
-    return local.device, local.data_ptr(), tuple(local.shape), local.stride(), local.dtype
+    return local.device, local.data_ptr(), order_of(local.shape, local.stride()), local.dtype
 
 
 def _shares(

@@ -7,6 +7,7 @@ import torch
 
 from raycrew.tensor_transport._bytes import count_write, parse_torch_dtype
 from raycrew.tensor_transport.errors import ReshardError
+from raycrew.tensor_transport.weights._update import order_of
 from raycrew.tensor_transport.weights.resharding._layouts import Block, Layout
 from raycrew.tensor_transport.weights.resharding._moving.memories import memories_of, view
 from raycrew.tensor_transport.weights.resharding._planning import check_targets
@@ -47,7 +48,11 @@ class ShardLoader:
         for name, tensor in self._layout.tensors.items():
             parts = tuple((self._memories[each].data_ptr(), block) for each, block in self._blocks[name])
             whole = torch.empty(tensor.shape, dtype=parse_torch_dtype(tensor.dtype), device="meta")
-            found[name] = made.setdefault((parts or name, whole.dtype, whole.shape), whole)
+            key: tuple[Any, ...] = (parts or name, whole.shape)
+            if len(parts) == 1 and parts[0][1].region.size == whole.numel():
+                start, region = parts[0][0], parts[0][1].region
+                key = (start, region.offset, order_of(region.shape, region.strides))
+            found[name] = made.setdefault((*key, whole.dtype), whole).view(whole.shape)
         return found
 
     def __call__(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
