@@ -153,6 +153,33 @@ def test_a_call_that_comes_during_the_first_update_ends_where_that_brings_nothin
 
 @pytest.mark.hostile
 @pytest.mark.timeout(60)
+def test_a_sleep_before_the_first_version_waits_for_no_call_that_came_just_before_it(monkeypatch):
+    life = EngineLife(EchoEngine, lambda: WeightSource(WeightDirectory.local(), Shelf()))
+    loop = life.awake.loop
+    pause, came = loop.pause, threading.Event()
+
+    def pause_late(*args):
+        assert came.wait(30)
+        return pause(*args)
+
+    async def call_meanwhile():
+        sleep = asyncio.create_task(asyncio.to_thread(life.sleep, "finish"))
+        while not life._changes.locked():
+            await asyncio.sleep(0.001)
+        asked = Asked({"prompt_ids": [[5]]}, Sampling(max_tokens=2), None, None)
+        loop, requests = await admitted(life, asked)
+        asyncio.get_running_loop().call_later(0.1, came.set)
+        ((_, sample),) = [one async for one in samples_of(loop, requests)]
+        await sleep
+        return sample
+
+    monkeypatch.setattr(loop, "pause", pause_late)
+    assert asyncio.run(call_meanwhile()).finish_reason == "abort"
+    assert life.state is None
+
+
+@pytest.mark.hostile
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("mode", ["continue", "finish", "abort"])
 def test_a_call_that_comes_just_before_the_first_update_pauses_has_its_weights(monkeypatch, mode):
     directory, shelf = WeightDirectory.local(), Shelf()

@@ -132,8 +132,8 @@ def pull_shards(
 
     Raises:
         ReshardError: Before a byte moves: the parameters are not those of the plan's layout, offers are those
-            of another plan or version, or a source is missing.
-        ReshardError: Parameters that are one tensor here differ at the sources.
+            of another plan or version, or a source is missing. Afterwards: parameters that are one tensor
+            here differ at the sources.
         DamagedBytesError: A fold differs; the message names tensor and source.
         TransportTimeoutError: The deadline passed.
         ShardLostError: A source died or cannot be reached.
