@@ -2,8 +2,10 @@
 
 import contextlib
 import gc
+import operator
 
 import pytest
+import torch
 from vllm_ahead import check, check_computes, noted, prepared_and_applied, receiver, step
 from vllm_engines import (
     LONG,
@@ -48,6 +50,22 @@ class TestUpdates:
         check(engine, weights, 2)
         assert len(pieces) == len(weights_of(trainer.model)) + 1
         assert not loads
+
+    @pytest.mark.parametrize("threads", [2, 3, 5])
+    def test_what_is_packed_while_others_compute_by_more_threads_is_what_the_engine_reads(
+        self, engine, trainer, weights, threads
+    ):
+        change, before = torch._C.set_num_threads, torch.get_num_threads()
+        for seed in (2, 3):
+            change(threads)
+            try:
+                weights.prepare_weights(trainer.publish(seed).version)
+                if seed == 3:  # It is loaded in the pause.
+                    weights._drop_ahead(operator.call)
+                weights.apply_weights(seed)
+            finally:
+                change(before)
+            check(engine, weights, seed)
 
     def test_tensors_may_come_in_any_order(self, engine, trainer, weights, loads):
         model = model_of(engine.kind, 2)

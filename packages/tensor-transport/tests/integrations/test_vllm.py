@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from forking import in_a_child
-from vllm_fake import NAMES, ROWS, WIDTH, Llm, Workers, install
+from vllm_fake import NAMES, ROWS, WIDTH, Llm, Model, Workers, install
 
 from raycrew.tensor_transport import (
     BucketFetchError,
@@ -119,6 +119,30 @@ class TestUpdates:
                     weights.require()
                 assert weights.pull().version == weights.version == 1
             publisher.close()
+
+
+class TestThreads:
+    def test_an_update_has_those_of_the_engine_and_others_stay_as_they_are(
+        self, llm, store, publisher, monkeypatch
+    ):
+        before, seen, load = torch.get_num_threads(), [], Model.load_weights
+
+        def loading(self, weights):
+            seen.append(torch.get_num_threads())
+            load(self, weights)
+
+        monkeypatch.setattr(Model, "load_weights", loading)
+        try:
+            with VllmWeights(llm, store=store) as weights:
+                torch.set_num_threads(before + 2)
+                weights.apply_weights(publisher.publish(model(1)))
+                fail_once(monkeypatch, llm)
+                with pytest.raises(WeightUpdateError):
+                    weights.apply_weights(publisher.publish(model(2)))
+                assert torch.get_num_threads() == before + 2
+        finally:
+            torch.set_num_threads(before)
+        assert set(seen) == {before}
 
 
 class TestLoader:

@@ -1,5 +1,6 @@
 """What a worker does with the weights of an update: into the layers of vLLM, whole or said not to be."""
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -56,6 +57,18 @@ def load(
             f"the update brings not all weights of {lacking[:5]} ({len(lacking)} layers of vLLM's model)"
         )
     return plan_of(model, layers, taken)
+
+
+@contextlib.contextmanager
+def computing_with(threads: int) -> Iterator[None]:
+    """Have torch, and what packs weights, share out this thread's work among so many."""
+    before = torch.get_num_threads()
+    change = torch._C.set_num_threads  # noqa: SLF001 - vLLM has put a warning in the place of torch's own
+    change(threads)
+    try:
+        yield
+    finally:
+        change(before)
 
 
 def is_tied(model_config: Any) -> bool:

@@ -55,6 +55,9 @@ class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
 class RaycrewWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[misc]
     """Loads what the engine's client has staged. What fails is told, and not raised: see `_outcomes`.
 
+    On a CPU the order in which weights are packed may depend on the number of threads, and all layers of one
+    shape read them in that of the first one: all are packed by as many threads as the engine has.
+
     What is made ready ahead comes by `init_transfer_engine`: vLLM lets that be called whenever no step is
     made, and, unlike an update, does nothing beside it.
     """
@@ -66,6 +69,7 @@ class RaycrewWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
         super().__init__(config, vllm_config, device, model)
         self._vllm_config = vllm_config
+        self._threads = torch.get_num_threads()
         self._reader = Reader()
         self._folder = ""
         self._serial = 0
@@ -101,10 +105,11 @@ class RaycrewWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  
         if not update_info.told:
             self._try(lambda: self._exchange(is_ready))
             return
-        self._try(lambda: _loading.begin(self.model))
-        if self._error is None:
-            self._try(lambda: self._load(update_info))
-        self._try(lambda: _loading.end(self.model, self.model_config))
+        with _loading.computing_with(self._threads):
+            self._try(lambda: _loading.begin(self.model))
+            if self._error is None:
+                self._try(lambda: self._load(update_info))
+            self._try(lambda: _loading.end(self.model, self.model_config))
 
     def finish_weight_update(self) -> None:
         """See vLLM's base class."""
@@ -132,7 +137,7 @@ class RaycrewWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  
         if info.begins:
             self._ahead.forget()
         if info.told:
-            with set_current_vllm_config(self._vllm_config):
+            with set_current_vllm_config(self._vllm_config), _loading.computing_with(self._threads):
                 self._ahead.take(self._reader.read(info.told))
         if info.ends:
             self._ahead.check_whole()
