@@ -20,7 +20,7 @@ from grpo_tiny_model import build_model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo import asynchronous, learner, policy
+from grpo import asynchronous, learner, policy, vocabulary
 from grpo.admission import Admission
 from grpo.asynchronous import AsyncGrpoLoop
 from grpo.comparison import write_comparison
@@ -199,6 +199,42 @@ def test_an_update_that_is_repeated_after_a_death_makes_no_sample_older(monkeypa
     assert [step.staleness for step in loop.history.steps] == ages
     assert loop.counts()["dropped as too old"] == 0
     assert_each_prompt_counts_once_and_none_is_too_old(loop, 1)
+
+
+class Late(Telling):
+    """Says how many rounds its weights had learnt from, and dies after the third in the second's update."""
+
+    dies_in, third = frozenset({3}), None
+
+    def live_or_die(self, version):
+        assert version not in self.dies_in or self.third.wait(60)
+        super().live_or_die(version)
+
+    def generate(self, batch, sampling):
+        found = super().generate(batch, sampling)
+        if sampling.temperature == 0:
+            found["output_ids"].values[:] = torch.tensor([*vocabulary.encode(f"0{self.rounds}")] * batch.size)
+        return found
+
+
+def test_what_a_repeated_update_brings_is_told_by_the_rounds_that_it_had_learnt(monkeypatch):
+    config = replace(CONFIG, grpo=replace(CONFIG.grpo, steps=4, evaluate_every=1))
+    monkeypatch.setattr(asynchronous, "rewards", lambda prompts, texts: [float(text) for text in texts])
+    with crew_in_process(config, Counting, Late) as crew:
+        Late.deaths, Late.third = crew.deaths, threading.Event()
+        loop, train = AsyncGrpoLoop(config, crew, 1), crew.train_async
+
+        async def train_and_tell(batch, step):
+            found = await train(batch, step)
+            if step == 3:
+                Late.third.set()
+            return found
+
+        monkeypatch.setattr(crew, "train_async", train_and_tell)
+        loop.run(lambda: None)
+        assert crew.version == 1 + 4 + 1
+    assert [(one.step, one.reward) for one in loop.history.evaluations] == [(n, n) for n in (0, 1, 3, 4)]
+    assert loop.history.steps[-1].staleness == [0] * 8
 
 
 def share(crew):

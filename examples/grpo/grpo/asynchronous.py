@@ -66,8 +66,11 @@ class AsyncGrpoLoop:
         self.generators = [Occupancy() for _ in crew.generators.leaders]
         self._seconds: dict[str, float] = {}
         self._evaluating: asyncio.Task[None] | None = None
-        self._shared: list[int] = []
-        """Versions that reached all generators: that of the start, and of each round since."""
+        self._measured = 0
+        """After how many rounds a measurement was begun last."""
+        self._shared: dict[int, int] = {}
+        """Versions that reached all generators, that of the start and one after each round, and how many
+        rounds each has learnt from: perhaps one more than it came after, where its update was done again."""
 
     def run(self, update: Callable[[], None]) -> History:
         """All rounds, with the held-out reward measured before, in between and after; `update` shows each."""
@@ -94,7 +97,7 @@ class AsyncGrpoLoop:
         self.queue.close()
 
     async def _run(self, update: Callable[[], None]) -> None:
-        version = await self._share(asyncio.Event())
+        version, _ = await self._share(asyncio.Event())
         await self._evaluate(0, self._ask_held_out(), version, update)
         self.generators[:] = [Occupancy() for _ in self.generators]  # from here on it is measured
         try:
@@ -131,8 +134,8 @@ class AsyncGrpoLoop:
             await batch.add_async({"reward": found})
 
     def _round_of(self, version: int) -> int:
-        """Which round would learn with these weights; an update that is repeated takes several versions."""
-        return 1 + bisect_left(self._shared, version)
+        """Which round would learn with these weights; perhaps an earlier one, where not all have got them."""
+        return 1 + self._shared.get(version, bisect_left(list(self._shared), version))
 
     async def _learn(self, tasks: asyncio.TaskGroup, update: Callable[[], None]) -> None:
         """All rounds of training; new weights go to the generators while the next round trains.
@@ -190,20 +193,23 @@ class AsyncGrpoLoop:
     async def _update(
         self, step: int, published: asyncio.Event, tasks: asyncio.TaskGroup, update: Callable[[], None]
     ) -> None:
-        """Bring the generators to what was learnt in a round."""
-        version = await self._share(published)
-        if step % self.config.grpo.evaluate_every == 0 or step == self.config.grpo.steps:
+        """Bring the generators to what was learnt in a round, or by now."""
+        version, learnt = await self._share(published)
+        is_due = step % self.config.grpo.evaluate_every == 0 or step == self.config.grpo.steps
+        if is_due and learnt > self._measured:
+            self._measured = learnt
             asked = self._ask_held_out()  # before they get other weights
-            evaluating = self._evaluate(step, asked, version, update, self._evaluating)
+            evaluating = self._evaluate(learnt, asked, version, update, self._evaluating)
             self._evaluating = tasks.create_task(evaluating)
-        await self.admission.note(step + 1)
+        await self.admission.note(learnt + 1)
 
-    async def _share(self, published: asyncio.Event) -> int:
+    async def _share(self, published: asyncio.Event) -> tuple[int, int]:
         with ExitStack() as calls:
             for generator in self.generators:
                 calls.enter_context(generator.call())
-            self._shared.append(await self.crew.share(published))
-        return self._shared[-1]
+            version, learnt = await self.crew.share(published)
+        self._shared[version] = learnt
+        return version, learnt
 
     def _ask_held_out(self) -> list[Asked]:
         shares = split(self.held_out, len(self.generators))

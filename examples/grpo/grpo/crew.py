@@ -160,15 +160,19 @@ class Crew:
     def _turn(self, name: str) -> AbstractContextManager[Any]:
         return nullcontext() if self.phases is None else self.phases.turn(name)
 
-    async def share(self, published: asyncio.Event) -> int:
-        """As `synchronise`, without blocking the event loop; the version.
+    async def share(self, published: asyncio.Event) -> tuple[int, int]:
+        """As `synchronise`, without blocking the event loop.
 
         Args:
             published: Set once the policy may go on learning, perhaps before the generators have loaded.
+
+        Returns:
+            The version, and how many rounds its weights have learnt from: perhaps one more than when it
+            began, where it was done again.
         """
         while True:
             try:
-                report = await self._share_once(published)
+                report, learnt = await self._share_once(published)
             except (WorkerFailureError, WeightUpdateError):
                 if not await asyncio.to_thread(self._may_repeat):
                     raise
@@ -177,13 +181,14 @@ class Crew:
                 published.set()
                 self.on_update(report)
                 self.deaths.tell(self.done, f"caught up to version {self.version}")
-                return report.version
+                return report.version, learnt
 
-    async def _share_once(self, published: asyncio.Event) -> WeightSyncReport:
+    async def _share_once(self, published: asyncio.Event) -> tuple[WeightSyncReport, int]:
         loop = asyncio.get_running_loop()
         with ExitStack() as alone:
             await self._between_rounds.acquire()  # where it is done again, the next round may be under way
             alone.callback(self._between_rounds.release)
+            learnt = self.done
 
             def go_on() -> None:
                 alone.close()
@@ -193,13 +198,14 @@ class Crew:
                 if now.phase == "publish" and now.done == now.total:
                     loop.call_soon_threadsafe(go_on)
 
-            return await sync_weights_async(
+            report = await sync_weights_async(
                 self.policy,
                 self.generators.group,
                 directory=self.directory,
                 prepare="prepare_weights",
                 progress=progress,
             )
+            return report, learnt
 
     def _may_repeat(self) -> bool:
         """Whether an update that failed may do better now, as somebody has died since one failed last.
