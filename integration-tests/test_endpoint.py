@@ -5,6 +5,7 @@ import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 
 import pytest
 
@@ -20,6 +21,7 @@ from generation_stage import local_stage
 from generation import EndpointOptions, RefusedError
 from generation.transformers_worker import TransformersWorker
 from raycrew.tensor_transport import WeightUpdateError
+from raycrew.worker_groups.services import Proxy
 
 
 @pytest.fixture(scope="module")
@@ -246,15 +248,30 @@ class TestEnds:
             lines = answer.read().strip().split(b"\n\n")
         last = json.loads(lines[-1].removeprefix(b"data: "))
         assert last["error"]["code"] == "engine_failed"
-        assert ask(echo.endpoint, COMPLETIONS, LONG)[0] == ask(echo.endpoint, "/health")[0] == 500
+        status, found = ask(echo.endpoint, COMPLETIONS, LONG)
+        assert (status, found["error"]["code"]) == (503, "engine_failed")
+        assert ask(echo.endpoint, "/health")[0] == 500
         assert echo.metrics().state == "failed"
-        echo.call("sleep")
         echo.call("wake")
         assert told(echo.endpoint, "/health") == {"weight_version": 1}
         assert (
             told(echo.endpoint, COMPLETIONS, {**LONG, "max_tokens": 1})["choices"][0]["finish_reason"]
             == "length"
         )
+
+    def test_one_whose_engine_has_failed_has_others_answer_until_it_has_a_new_one(self, tmp_path):
+        replicas = [served(EchoWorker, tmp_path, ECHO, EchoTrainer) for _ in range(2)]
+        asked = {**GREEDY, "prompt": "a", "max_tokens": 1}
+        with ExitStack() as stack:
+            failed, other = (stack.enter_context(one) for one in replicas)
+            failed.worker._life.awake.loop.engine.failure = RuntimeError("no memory is left")
+            assert ask(failed.endpoint, COMPLETIONS, asked)[0] == 500
+            targets = [replace(one.endpoint, rank=rank) for rank, one in enumerate((failed, other))]
+            proxy = stack.enter_context(Proxy(targets, strategy="round_robin"))
+            for _ in range(6):
+                assert told(proxy.endpoint, COMPLETIONS, asked)
+            failed.call("wake")
+            assert eventually(lambda: told(proxy.endpoint, COMPLETIONS, asked) and failed.metrics().tokens)
 
     def test_many_requests_at_once_are_all_answered(self, echo):
         found, lock = [], threading.Lock()

@@ -333,14 +333,15 @@ def test_log_probabilities_that_are_no_numbers_do_not_agree(stage):
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, SystemExit])
-def test_an_engine_that_fails_says_so_and_is_made_anew(stage, kind):
+@pytest.mark.parametrize("methods", [("sleep", "wake"), ("wake",)])
+def test_an_engine_that_fails_says_so_and_is_made_anew(stage, kind, methods):
     future = under_way(stage)
     engine_of(stage).failure = kind("no memory is left")
     for result in (future.result, lambda _: stage.generate(batch_of())):
         with pytest.raises(EngineFailedError, match="no memory is left"):
             result(60)
-    stage.call("sleep")
-    stage.call("wake")
+    for method in methods:
+        stage.call(method)
     assert rows_of(stage.generate(batch_of(), {"max_tokens": 1}))[0][4] == [1]
 
 

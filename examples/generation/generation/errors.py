@@ -22,4 +22,4 @@ class AsleepError(GenerationError):
 
 
 class EngineFailedError(GenerationError):
-    """The engine raised while it generated; `sleep` and `wake` make a new one."""
+    """The engine raised while it generated; `wake` makes a new one."""

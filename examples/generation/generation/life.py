@@ -183,8 +183,13 @@ class EngineLife:
         """See `GenerationWorker.wake`."""
         with self._changes:
             self._check_ended()
-            if self.state is not None:
-                return
+            if (failed := self.state) is not None:
+                if not failed.loop.has_failed:
+                    return
+                self.state = None
+                self._end(failed)
+                del failed
+                give_back()
             state = self._begin()
             try:
                 if state.receiver is not None:

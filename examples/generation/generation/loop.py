@@ -358,7 +358,7 @@ class EngineLoop:
     def _as_failed(self) -> EngineFailedError:
         error = self._failure
         return EngineFailedError(
-            f"the engine failed ({type(error).__name__}: {error}): sleep() and wake() make a new one"
+            f"the engine failed ({type(error).__name__}: {error}): wake() makes a new one"
         )
 
 

@@ -8,8 +8,7 @@ class GenerationMetrics:
     """A generator at a moment.
 
     Attributes:
-        state: "awake", "paused", "asleep", or "failed" where the engine raised: `sleep()` and `wake()` make a
-            new one.
+        state: "awake", "paused", "asleep", or "failed" where the engine raised: `wake()` makes a new one.
         weight_version: Of the weights it holds; 0 for those it was made with, None where it holds none.
         running: Requests that tokens are generated for.
         waiting: Requests that wait for room, or for the end of a pause.

@@ -54,7 +54,7 @@ class GenerationWorker(EngineHolder, ABC):
         variables: What this process has in its environment before the engine is made.
         endpoint: What answers over HTTP in OpenAI's form, from a thread; None for nothing of the kind.
         ends_with_engine: Whether this process ends where the engine loses one of its own, so that its group
-            replaces it as any that was killed. Else samples fail until `sleep` and `wake` make a new engine.
+            replaces it as any that was killed. Else samples fail until `wake` makes a new engine.
 
     Raises:
         RefusedError: The engine, or this machine, can't do what the options ask for; or the endpoint has no
@@ -246,7 +246,10 @@ class GenerationWorker(EngineHolder, ABC):
             await asyncio.to_thread(self._engine.sleep, mode)
 
     async def wake(self) -> None:
-        """Make an engine again, with the latest version of the weights; awake already is a success."""
+        """Make an engine again, with the latest version of the weights; awake already is a success.
+
+        One that has failed is given up, and another one made.
+        """
         if self._engine is not None:
             await asyncio.to_thread(self._engine.wake)
 

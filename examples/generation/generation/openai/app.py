@@ -10,13 +10,13 @@ from typing import Any, Protocol
 
 from generation.calls import Asked, admitted, forget, progress_of
 from generation.engine import Request
-from generation.errors import RefusedError
+from generation.errors import EngineFailedError, RefusedError
 from generation.life import EngineLife
 from generation.loop import EngineLoop
 from generation.openai.answers import Answer, usage_of
 from generation.openai.asking import Ask, Kind, read
 from generation.openai.choices import Choice, Part, is_told, joined
-from generation.openai.errors import ApiError, no_model, told_of, wrong
+from generation.openai.errors import ApiError, no_engine, no_model, told_of, wrong
 from generation.openai.options import EndpointOptions
 from generation.openai.replying import ClientGoneError, Message, Receive, Reply, Send, body_of, unless_gone
 from generation.samples import Added
@@ -136,9 +136,12 @@ class OpenAiApp:
         most = self._life.limits.context_length if ask.max_tokens is None else ask.max_tokens
         sampling = replace(ask.sampling, max_tokens=most)
         try:
+            self._life.awake.loop.check_failed()
             return await admitted(self._life, Asked({"prompt_ids": prompts}, sampling, None, adapter))
         except RefusedError:
             raise no_model(ask.model) from None
+        except EngineFailedError as error:
+            raise no_engine(error) from error
 
 
 async def _parts(

@@ -20,6 +20,7 @@ class ApiError(Exception):
         kind: OpenAI's type of error.
         param: The field that it is about.
         code: OpenAI's name of it.
+        is_not_run: Whether another replica may as well be asked, as nothing was done for it here.
     """
 
     def __init__(
@@ -29,9 +30,12 @@ class ApiError(Exception):
         kind: str = "invalid_request_error",
         param: str | None = None,
         code: str | None = None,
+        *,
+        is_not_run: bool = False,
     ) -> None:
         super().__init__(message)
         self.status, self.kind, self.param, self.code = status, kind, param, code
+        self.is_not_run = is_not_run
 
     @property
     def body(self) -> dict[str, Any]:
@@ -48,6 +52,11 @@ def wrong(param: str | None, message: str, code: str | None = None) -> ApiError:
 def no_model(name: str) -> ApiError:
     """There is no model of a name."""
     return ApiError(404, f"there is no model {name!r}", param="model", code="model_not_found")
+
+
+def no_engine(error: EngineFailedError) -> ApiError:
+    """The engine had failed before the request came: a proxy asks another replica then."""
+    return ApiError(503, str(error), "unavailable_error", code="engine_failed", is_not_run=True)
 
 
 def told_of(error: Exception) -> ApiError:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from generation.openai.errors import ApiError
@@ -26,10 +26,13 @@ class Reply:
     def __init__(self, send: Send) -> None:
         self._send, self._streams = send, False
 
-    async def whole(self, value: Mapping[str, Any], status: int = 200) -> None:
+    async def whole(
+        self, value: Mapping[str, Any], status: int = 200, headers: Sequence[tuple[str, str]] = ()
+    ) -> None:
         """Answer with JSON."""
         body = json.dumps(value, allow_nan=False).encode()
-        await self._begin(status, [("content-type", "application/json"), ("content-length", str(len(body)))])
+        about = [("content-type", "application/json"), ("content-length", str(len(body)))]
+        await self._begin(status, [*about, *headers])
         await self._send({"type": "http.response.body", "body": body})
 
     async def event(self, value: Mapping[str, Any]) -> None:
@@ -47,7 +50,8 @@ class Reply:
     async def fail(self, error: ApiError) -> None:
         """Tell an error: by the answer's status, or where a stream has begun, as its last event."""
         if not self._streams:
-            await self.whole(error.body, error.status)
+            headers = [("x-raycrew-outcome", "surely-not-run")] if error.is_not_run else []
+            await self.whole(error.body, error.status, headers)
             return
         await self._tell(json.dumps(error.body))
         await self._send({"type": "http.response.body", "body": b""})
