@@ -206,7 +206,15 @@ class TestText:
             cuts = sorted({0, len(text), *draw.sample(range(len(text)), k=len(text) // 2)})
             tokens = [text[a:b] for a, b in itertools.pairwise(cuts)]
             assert "".join(pieces(TextStream(of_pieces), tokens, draw.randint(1, 3))) == text.decode()
-            assert "".join(pieces(TextStream(of_bytes_or_none), text)) == text.decode()
+            for size in (1, draw.randint(2, 9)):
+                assert "".join(pieces(TextStream(of_bytes_or_none), text, size)) == text.decode()
+
+    @pytest.mark.parametrize("prompt", ["☃☃", "é😀☃", "a☃", "😀"])
+    @pytest.mark.parametrize("decode", [of_bytes, of_bytes_or_none])
+    def test_what_was_before_may_begin_within_a_character(self, decode, prompt):
+        text = "☃😀é" * 5
+        for size in (1, 4):
+            assert "".join(pieces(TextStream(decode, prompt.encode()), text.encode(), size)) == text
 
     def test_a_character_is_told_once_all_its_bytes_are_there(self):
         tokens = ["😀".encode()[:2], *["😀😀".encode()[2:6]] * 20]

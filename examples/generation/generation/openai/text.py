@@ -23,7 +23,7 @@ class TextStream:
         self, decode: Callable[[Sequence[int]], str], prompt: Sequence[int] = (), stops: Sequence[str] = ()
     ) -> None:
         self._decode, self._stops = decode, stops
-        self._tokens = list(prompt[-CONTEXT_TOKENS:])
+        self._tokens = _context(decode, prompt)
         self._from, self._until = 0, len(self._tokens)  # tokens that are decoded again; those that are told
         self._said = 0  # characters of what is decoded after those
         self._count = len(self._tokens)  # of tokens when a character was told
@@ -32,9 +32,12 @@ class TextStream:
 
     def add(self, tokens: Sequence[int]) -> str:
         """Take tokens; gives the text that is certain with them."""
+        return "".join(map(self._add, tokens))  # one by one: each character is seen when it is whole
+
+    def _add(self, token: int) -> str:
         if self.is_stopped:
             return ""
-        self._tokens += tokens
+        self._tokens.append(token)
         new, said, count = self._new(), self._said, len(self._tokens)
         sure = len(new.rstrip(UNFINISHED))  # then bytes of a character whose others may come
         if sure > said:
@@ -61,6 +64,13 @@ class TextStream:
         kept = 0 if is_last else max((_beginning(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - kept :]
         return text[: len(text) - kept]
+
+
+def _context(decode: Callable[[Sequence[int]], str], prompt: Sequence[int]) -> list[int]:
+    """The last tokens of a prompt; fewer, where a half of a character would be first."""
+    last = list(prompt[-CONTEXT_TOKENS:])
+    begun = (last[at:] for at in range(len(last)))
+    return next((tokens for tokens in begun if UNFINISHED not in decode(tokens)), last)
 
 
 def _beginning(text: str, stop: str) -> int:
