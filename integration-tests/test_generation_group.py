@@ -35,6 +35,8 @@ def test_the_driver_sends_nothing_that_is_refused(echoes):
     for options, says in BAD_SAMPLING:
         with pytest.raises(SamplingError, match=says):
             echoes.generators.generate(batch_of(), options)
+    with pytest.raises(ValueError, match="prompts_per_call must be at least 1, not -1"):
+        list(echoes.generators.stream(batch_of(), prompts_per_call=-1))
     assert echoes.generators.metrics() == before
 
 

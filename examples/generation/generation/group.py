@@ -87,6 +87,7 @@ class Generators:
         Raises:
             PromptError: A prompt can't be taken; nothing is sent then.
             SamplingError: There is no such option; nothing is sent then.
+            ValueError: `prompts_per_call` is below 1; nothing is sent then.
             WorkerFailureError: A replica failed, twice if `generate` may be sent again.
         """
         items, kwargs = self._items(batch, sampling, call)
@@ -173,8 +174,10 @@ class Generators:
     ) -> tuple[list[BatchedDataDict], dict[str, Any]]:
         """Parts of the batch, and how they are sent; everything is checked."""
         chosen, prompts = self._checked(batch, sampling)
-        size = 1 if self._keyed else call.pop("prompts_per_call", 16)
-        call.pop("prompts_per_call", None)
+        size = call.pop("prompts_per_call", 16)
+        if size < 1:
+            raise ValueError(f"prompts_per_call must be at least 1, not {size!r}")
+        size = 1 if self._keyed else size
         parts = [prompts[start : start + size] for start in range(0, len(prompts), size)]
         how = {"timeout": call.pop("timeout", None), "max_outstanding": max(2, 256 // size)}
         key: Callable[[BatchedDataDict], Any] = _beginning_of
