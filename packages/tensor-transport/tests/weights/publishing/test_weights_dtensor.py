@@ -8,6 +8,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from raycrew.tensor_transport import (
     BatchedDataDict,
@@ -16,6 +17,7 @@ from raycrew.tensor_transport import (
     WeightPublisher,
     WeightReceiver,
     gather_weights,
+    join_updates,
 )
 from raycrew.tensor_transport.testing import InProcessByteStore
 
@@ -99,3 +101,26 @@ def test_a_write_to_a_part_is_seen_though_its_dtensor_was_made_as_it_was_asked_f
     with pytest.raises(SourceChangedError, match="'w1'"):
         held["w1"].to_local().zero_()
         list(gather_weights(detached()))
+
+
+@pytest.mark.parametrize("name", ["uint4", "int4", "float4_e2m1fn_x2", "float8_e4m3fn", "bool"])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_shards_of_any_dtype_are_put_together(name, dim):
+    """Those of dtypes, too, that torch does not copy."""
+    if not hasattr(torch, name):
+        pytest.skip(f"this torch has no {name}")
+    values = torch.arange(24, dtype=torch.uint8).remainder(2).reshape(4, 6)
+    store, found, updates = InProcessByteStore(), {}, []
+    publishers = [WeightPublisher(store, part=rank, parts=WORLD, sharded=True) for rank in range(WORLD)]
+    for rank, publisher in enumerate(publishers):
+        dist.init_process_group("fake", rank=rank, world_size=WORLD, store=FakeStore())
+        try:
+            mesh = init_device_mesh("cpu", (WORLD,))
+            local = values.chunk(WORLD, dim)[rank].contiguous().view(getattr(torch, name))
+            held = {"a": DTensor.from_local(local, mesh, [Shard(dim)], run_check=False)}
+            updates.append(publisher.publish(held, version=1))
+        finally:
+            dist.destroy_process_group()
+    WeightReceiver(found.update, store=store).apply(join_updates(updates))
+    assert found["a"].dtype == getattr(torch, name)
+    assert found["a"].view(torch.uint8).equal(values)

@@ -90,7 +90,7 @@ def is_freed(tensor: torch.Tensor) -> bool:
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The elements of a tensor as uint8 of one dimension, on its device: in place if contiguous."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
-    if tensor.dtype.itemsize == 1:  # torch copies bytes, but not all dtypes that are as small
+    if tensor.dtype.itemsize == 1:  # as in `copy_elements`
         tensor = tensor.view(torch.uint8)
     flat = tensor.contiguous().reshape(-1)
     if not flat.numel():
@@ -105,6 +105,13 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_floating_point() and tensor.itemsize == 1:
         return tensor.view(torch.uint8)
     return tensor.view(_SIGNED[tensor.dtype]) if tensor.dtype in _SIGNED else tensor
+
+
+def copy_elements(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy a tensor into another one of its shape, whatever strides and devices they have."""
+    if target.dtype == source.dtype and target.itemsize == 1:  # torch can't copy all that are as small
+        target, source = target.view(torch.uint8), source.view(torch.uint8)
+    target.copy_(source)
 
 
 def flat_memory(tensor: torch.Tensor, name: str = "tensor") -> torch.Tensor:

@@ -13,6 +13,7 @@ from raycrew.tensor_transport._bytes import (
     BlockFolds,
     SectionFolds,
     Shared,
+    copy_elements,
     flat_bytes,
     share_out,
 )
@@ -54,10 +55,7 @@ class Copying:
     def copy_elements(self) -> None:
         """Copy it, whatever its strides."""
         with torch.inference_mode():  # whoever publishes may be in it, which other threads do not know
-            copy, tensor = self.copy, self.tensor
-            if tensor.itemsize == 1:  # torch copies bytes, but not all dtypes that are as small
-                copy, tensor = copy.view(torch.uint8), tensor.view(torch.uint8)
-            copy.copy_(tensor)
+            copy_elements(self.copy, self.tensor)
 
 
 class Filling:

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from raycrew.tensor_transport._bytes import private_copy
+from raycrew.tensor_transport._bytes import copy_elements, private_copy
 from raycrew.tensor_transport.errors import (
     BucketFetchError,
     ChecksumMismatchError,
@@ -295,7 +295,7 @@ class Assembler:
                 continue
             target, missing = self._open.get(entry.name) or self._begin(entry, tensor.device)
             where = tuple(slice(a, a + n) for a, n in zip(entry.start, entry.shape, strict=True))
-            target[where].copy_(tensor)
+            copy_elements(target[where], tensor)
             missing -= tensor.numel()
             if missing:
                 self._open[entry.name] = (target, missing)

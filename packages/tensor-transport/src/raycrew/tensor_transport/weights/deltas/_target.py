@@ -5,7 +5,13 @@ from typing import NamedTuple
 
 import torch
 
-from raycrew.tensor_transport._bytes import check_tensor, count_write, tensor_bytes, tensor_over
+from raycrew.tensor_transport._bytes import (
+    check_tensor,
+    copy_elements,
+    count_write,
+    tensor_bytes,
+    tensor_over,
+)
 from raycrew.tensor_transport.errors import (
     BaseVersionError,
     DamagedBytesError,
@@ -168,7 +174,7 @@ class DeltaTarget:
         finally:
             count_write([tensor])
         if not tensor.numel() or data.ctypes.data != tensor.data_ptr():
-            tensor.copy_(tensor_over(data, tensor.dtype, tensor.shape))
+            copy_elements(tensor, tensor_over(data, tensor.dtype, tensor.shape))
         return undo
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from raycrew.tensor_transport._bytes import flat_memory, parse_torch_dtype, tensor_over
+from raycrew.tensor_transport._bytes import copy_elements, flat_memory, parse_torch_dtype, tensor_over
 from raycrew.tensor_transport.errors import TransportTimeoutError
 from raycrew.tensor_transport.protocols import Bytes
 from raycrew.tensor_transport.transports import Offer, PullTransport, Transfer, this_process
@@ -177,7 +177,7 @@ class Filler:
             data = buffer[begin : begin + target.size * dtype.itemsize]
             if (raw := self._in_place(move)) is None:
                 values = tensor_over(data, dtype, target.shape)
-                view(self._memories[move.target_parameter], target).copy_(values)
+                copy_elements(view(self._memories[move.target_parameter], target), values)
             else:
                 whole = Region(0, target.shape, dense_strides(target.shape))
                 np.copyto(*wide_views(raw, target, data, whole, dtype.itemsize))

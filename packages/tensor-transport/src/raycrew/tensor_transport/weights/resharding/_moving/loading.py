@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from raycrew.tensor_transport._bytes import count_write, parse_torch_dtype
+from raycrew.tensor_transport._bytes import copy_elements, count_write, parse_torch_dtype
 from raycrew.tensor_transport.errors import ReshardError
 from raycrew.tensor_transport.weights._update import order_of
 from raycrew.tensor_transport.weights.resharding._layouts import Block, Layout
@@ -68,7 +68,7 @@ class ShardLoader:
                 for parameter, block in self._blocks[name]:
                     written.add(parameter)
                     box = tuple(slice(a, a + n) for a, n in zip(block.start, block.region.shape, strict=True))
-                    view(self._memories[parameter], block.region).copy_(tensor[box])
+                    copy_elements(view(self._memories[parameter], block.region), tensor[box])
         finally:
             count_write(self._state[each] for each in written)  # A DTensor does not count with its memory.
 
