@@ -243,3 +243,23 @@ def test_a_target_of_deltas_knows_one_memory_in_several_shapes(other):
         target.load(source.encode({"all": torch.ones(8), other: torch.full_like(held[other], 2)}).tensors)
     target.load(source.encode({"all": torch.ones(8), other: torch.ones_like(held[other])}).tensors)
     assert memory.eq(1).all()
+
+
+def lazy_of(values):
+    """A memory, and what is read of it with other signs."""
+    return {"w": values, "conjugate": values.conj(), "imaginary": values.conj().imag}
+
+
+def test_what_is_read_with_other_signs_is_another_tensor(store):
+    values = torch.complex(torch.arange(4.0), torch.arange(4.0) + 1)
+    sent = {name: tensor.clone() for name, tensor in lazy_of(values).items()}
+    held = lazy_of(torch.zeros_like(values))
+    target, source = DeltaTarget(lazy_of(torch.zeros_like(values))), DeltaSource()
+
+    def load(tensors):
+        for name, tensor in tensors:
+            held[name].copy_(tensor)
+
+    WeightReceiver(load, expected=held, store=store).apply(WeightPublisher(store).publish(sent))
+    target.load(source.encode(sent).tensors)
+    assert held["w"].equal(values) and target.version is not None

@@ -95,3 +95,14 @@ def test_one_memory_of_a_rank_in_several_shapes_gets_one_value_or_nothing():
     assert not memory.any()
     receiver.apply(publisher.publish({"all": torch.ones(8), "rows": torch.ones(2, 4)}))
     assert memory.eq(1).all()
+
+
+@pytest.mark.hostile
+def test_a_lazy_conjugate_of_a_parameter_is_another_tensor():
+    store, memory = InProcessByteStore(), torch.zeros(4, dtype=torch.complex64)
+    state = {"w": memory, "conjugate": memory.conj()}
+    loader = ShardLoader(state, layout_of(state, rank=0), 0)
+    receiver = WeightReceiver(loader, expected=loader.expected, store=store)
+    values = torch.complex(torch.arange(4.0), torch.arange(4.0) + 1)
+    receiver.apply(WeightPublisher(store).publish({"w": values, "conjugate": values.conj().resolve_conj()}))
+    assert memory.equal(values)

@@ -7,7 +7,7 @@ import torch
 
 
 def twins_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Each name whose elements have other names, too (same memory, order and dtype), and the first of these.
+    """Each name whose elements have others, too (same memory, order, dtype, sign), and the first of these.
 
     Tensors of one storage are told as well where that has no memory: those of a model on the meta device.
     """
@@ -45,4 +45,5 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
         return None
     first = (part.untyped_storage(), part.storage_offset()) if part.is_meta else part.data_ptr()
     whole = None if part is tensor else (tuple(part.shape), tuple(tensor.shape))
-    return (part.device, first, order_of(part.shape, part.stride()), part.dtype, whole)
+    reading = (part.dtype, part.is_conj(), part.is_neg())
+    return (part.device, first, order_of(part.shape, part.stride()), reading, whole)

@@ -76,7 +76,8 @@ def place_of(local: torch.Tensor) -> Any:
     """What tells which elements a tensor has, whatever its shape; None where it has none, or no memory."""
     if local.is_meta or not local.numel():
         return None
-    return local.device, local.data_ptr(), order_of(local.shape, local.stride()), local.dtype
+    reading = (local.dtype, local.is_conj(), local.is_neg())
+    return local.device, local.data_ptr(), order_of(local.shape, local.stride()), reading
 
 
 def _shares(

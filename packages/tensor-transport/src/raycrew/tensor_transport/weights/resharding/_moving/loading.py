@@ -46,7 +46,7 @@ class ShardLoader:
         found: dict[str, torch.Tensor] = {}
         made: dict[tuple[Any, ...], torch.Tensor] = {}
         for name, tensor in self._layout.tensors.items():
-            parts = tuple((self._memories[each].data_ptr(), block) for each, block in self._blocks[name])
+            parts = tuple((_memory(self._memories[each]), block) for each, block in self._blocks[name])
             whole = torch.empty(tensor.shape, dtype=parse_torch_dtype(tensor.dtype), device="meta")
             key: tuple[Any, ...] = (parts or name, whole.shape)
             if len(parts) == 1 and parts[0][1].region.size == whole.numel():
@@ -81,6 +81,11 @@ class ShardLoader:
                 f"rank {self._rank} is given {name!r} as {found[0]}{list(found[1])}; its layout has {told}",
                 tensor=name,
             )
+
+
+def _memory(memory: torch.Tensor) -> tuple[Any, ...]:
+    """What tells where a memory begins, and how it is read."""
+    return memory.device, memory.data_ptr(), memory.is_conj(), memory.is_neg()
 
 
 def _blocks(layout: Layout, name: str, rank: int) -> Iterable[tuple[str, Block]]:
