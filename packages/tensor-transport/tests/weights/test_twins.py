@@ -226,11 +226,10 @@ def test_one_memory_in_several_shapes_is_one_tensor(store, at, other):
 
 
 def test_other_elements_of_one_memory_or_in_another_order_are_another_tensor(store):
-    base, loads = torch.zeros(4, 4), []
+    base, loads = torch.arange(16.0).view(4, 4), []
     expected = {"rows": base[:2], "others": base[2:], "even": base[::2], "turned": base.t()[:, :2]}
-    state = {name: torch.full(part.shape, float(i)) for i, (name, part) in enumerate(expected.items())}
     receiver = WeightReceiver(loads.extend, expected=expected, store=store)
-    receiver.apply(WeightPublisher(store).publish(state))
+    receiver.apply(WeightPublisher(store).publish({name: part.clone() for name, part in expected.items()}))
     assert len(loads) == 4
 
 
@@ -263,3 +262,126 @@ def test_what_is_read_with_other_signs_is_another_tensor(store):
     WeightReceiver(load, expected=held, store=store).apply(WeightPublisher(store).publish(sent))
     target.load(source.encode(sent).tensors)
     assert held["w"].equal(values) and target.version is not None
+
+
+PARTS = {
+    "rows": lambda whole: whole[1:3],
+    "column": lambda whole: whole[:, 1],
+    "bits": lambda whole: whole.view(torch.int32),
+    "last": lambda whole: whole[3, 3],
+}
+
+
+@pytest.mark.parametrize("at", ["cpu", "meta"])
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("first", ["whole", "part"])
+def test_names_that_have_some_memory_in_common_have_to_agree_there(store, at, streamed, part, first):
+    def state_of(whole):
+        both = {"whole": whole, "other": whole.new_zeros(3), "part": PARTS[part](whole)}
+        return {name: both[name] for name in (first, *(other for other in both if other != first))}
+
+    loaded = {}
+    receiver = WeightReceiver(loaded.update, expected=state_of(torch.zeros(4, 4, device=at)), store=store)
+    publisher, sent = WeightPublisher(store, bucket_bytes=128), state_of(torch.arange(16.0).view(4, 4))
+    receiver.apply(publisher.publish(pairs(sent) if streamed else sent))
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in sent.items())
+    loaded.clear()
+    sent["part"] = sent["part"] + 1
+    with pytest.raises(ManifestMismatchError, match="have memory in common here, and differ") as caught:
+        receiver.apply(publisher.publish(pairs(sent) if streamed else sent))
+    assert sorted(caught.value.mismatched) == ["part", "whole"] and not loaded
+    assert receiver.intact or streamed
+
+
+def test_of_several_that_have_memory_in_common_those_that_differ_are_named(store):
+    base = torch.arange(16.0)
+    names = {"flat": base, "a": base[:8].view(2, 4), "b": base[8:12], "even": base[8::2]}
+    receiver = WeightReceiver(list, expected=names, store=store)
+    publisher = WeightPublisher(store)
+    receiver.apply(publisher.publish(names))
+    apart = {name: tensor.clone() for name, tensor in names.items()}
+    apart["even"][-1] += 1
+    with pytest.raises(ManifestMismatchError, match="'flat' and 'even' have memory in common here"):
+        receiver.apply(publisher.publish(apart))
+    apart["flat"][14] += 1
+    receiver.apply(publisher.publish(apart))
+    apart["a"][1, 1] += 1
+    with pytest.raises(ManifestMismatchError, match="'flat' and 'a' have memory in common here"):
+        receiver.apply(publisher.publish(apart))
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_partial_update_brings_all_that_have_memory_in_common_or_none(store, how):
+    base = torch.zeros(8)
+    held = {"whole": base, "part": base[:4], "columns": torch.zeros(2, 4)[:, :2], "ids": torch.zeros(2)}
+    with WeightDirectory.local() as directory:
+        publisher = WeightPublisher(store, bucket_bytes=128, directory=directory, timeout_s=60.0)
+        receiver = WeightReceiver(list, expected=held, store=store, directory=directory)
+        publisher.publish(held)
+        receiver.pull(timeout_s=60.0)
+        with pytest.raises(ManifestMismatchError, match="has memory in common here with a name") as caught:
+            receive(receiver, how, publisher.publish({"part": torch.ones(4)}, partial=True))
+        assert caught.value.missing == ["whole"] and receiver.intact and receiver.version == 1
+        publisher.publish(held)
+        receiver.pull(timeout_s=60.0)
+        both = {"whole": torch.ones(8), "part": torch.ones(4)}
+        receive(receiver, how, publisher.publish(both, partial=True))
+        receive(receiver, how, publisher.publish({"ids": torch.ones(2)}, partial=True))
+        assert receiver.version == 5
+
+
+def test_what_has_other_columns_of_one_memory_has_none_in_common(store):
+    """As the parts of a fused parameter have."""
+    base, found = torch.zeros(4, 6), {}
+    fused = {"q": base[:, :2], "k": base[:, 2:4], "v": base[:, 4:], "all but": base[1:, 1:1]}
+    receiver = WeightReceiver(found.update, expected=fused, store=store)
+    sent = {name: torch.full_like(tensor, i) for i, (name, tensor) in enumerate(fused.items())}
+    receiver.apply(WeightPublisher(store).publish(sent))
+    with WeightDirectory.local() as directory:
+        publisher = WeightPublisher(store, directory=directory, timeout_s=60.0)
+        receiver = WeightReceiver(found.update, expected=fused, store=store, directory=directory)
+        for partial, some in ((False, sent), (True, {"k": sent["k"]})):
+            publisher.publish(some, partial=partial)
+            receiver.pull(timeout_s=60.0)
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_target_of_deltas_refuses_what_differs_where_memory_is_in_common(part, verify):
+    def state_of(whole):
+        return {"whole": whole, "part": PARTS[part](whole), "other": torch.zeros(2)}
+
+    held = state_of(torch.zeros(4, 4))
+    target, source = DeltaTarget(held, verify=verify), DeltaSource()
+    for step in range(3):
+        sent = {n: t.clone() for n, t in state_of(torch.arange(16.0).view(4, 4) + step).items()}
+        target.load(source.encode(sent).tensors)
+        target.committed(0, ())
+        source.commit()
+        assert held["whole"].equal(sent["whole"])
+    before = held["whole"].clone()
+    with pytest.raises(ManifestMismatchError, match="'part', 'whole' have memory in common here"):
+        target.load(source.encode(sent | {"part": sent["part"] + 1}).tensors)
+    assert held["whole"].equal(before)
+
+
+def test_what_is_read_with_other_signs_has_to_be_what_the_memory_has(store):
+    values = torch.complex(torch.arange(4.0), torch.arange(4.0) + 1)
+    receiver = WeightReceiver(list, expected=lazy_of(torch.zeros_like(values)), store=store)
+    sent = {name: tensor.clone() for name, tensor in lazy_of(values).items()}
+    with pytest.raises(ManifestMismatchError, match="'w' and 'conjugate' have memory in common here"):
+        receiver.apply(WeightPublisher(store).publish(sent | {"conjugate": values}))
+    with pytest.raises(ManifestMismatchError, match="'w' and 'imaginary' have memory in common here"):
+        receiver.apply(WeightPublisher(store).publish(sent | {"imaginary": values.imag.clone()}))
+
+
+def test_of_freed_memory_nothing_is_one_tensor(store):
+    """As sharded models have it of what they gather only to compute with."""
+    expected, found = {"a": torch.zeros(4), "b": torch.zeros(4), "c": torch.zeros(2, 3)}, {}
+    for tensor in expected.values():
+        tensor.untyped_storage().resize_(0)
+    receiver = WeightReceiver(found.update, expected=expected, store=store)
+    sent = {name: torch.full(tensor.shape, float(i)) for i, (name, tensor) in enumerate(expected.items())}
+    receiver.apply(WeightPublisher(store).publish(sent))
+    assert all(found[name].equal(tensor) for name, tensor in sent.items())

@@ -243,6 +243,33 @@ def test_one_memory_of_a_target_in_several_shapes_gets_one_value_or_nothing(maps
         move(plan, {0: source}, {0: target}, LendingTransport(maps))
 
 
+PARTS = {
+    "rows": lambda whole: whole[1:3],
+    "column": lambda whole: whole[:, 1],
+    "bits": lambda whole: whole.view(torch.int32),
+}
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("maps", [False, True])
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("turn", [1, -1])
+@pytest.mark.parametrize("checksums", [True, False])
+def test_parameters_that_have_memory_in_common_get_one_value(maps, part, turn, checksums):
+    def state_of(whole):
+        return dict([("whole", whole), ("part", PARTS[part](whole))][::turn])
+
+    target, source = state_of(torch.zeros(4, 4)), state_of(torch.arange(16.0).view(4, 4))
+    plan = plan_reshard(layout_of(source, rank=0), layout_of(target, rank=0))
+    move(plan, {0: source}, {0: target}, LendingTransport(maps), checksums=checksums)
+    assert target["whole"].equal(source["whole"])
+    source["part"] = source["part"] + 1
+    source["part"][..., 0] += 1
+    plan = plan_reshard(layout_of(source, rank=0), layout_of(target, rank=0))
+    with pytest.raises(ReshardError, match="'part', 'whole' have memory in common on rank 0, and differ"):
+        move(plan, {0: source}, {0: target}, LendingTransport(maps), checksums=checksums)
+
+
 @pytest.mark.hostile
 def test_names_that_are_one_parameter_are_compared_as_what_they_are_cast_to():
     state = {"head": torch.ones(4, 4), "embed": torch.ones(4, 4) + 1e-6}

@@ -106,3 +106,19 @@ def test_a_lazy_conjugate_of_a_parameter_is_another_tensor():
     values = torch.complex(torch.arange(4.0), torch.arange(4.0) + 1)
     receiver.apply(WeightPublisher(store).publish({"w": values, "conjugate": values.conj().resolve_conj()}))
     assert memory.equal(values)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("part", [lambda whole: whole[:4], lambda whole: whole.view(torch.int32)])
+@pytest.mark.parametrize("turn", [1, -1])
+def test_parameters_that_have_memory_in_common_get_one_value(part, turn):
+    memory = torch.zeros(8)
+    state = dict([("all", memory), ("part", part(memory))][::turn])
+    loader = ShardLoader(state, layout_of(state, rank=0), 0)
+    values = torch.arange(8.0)
+    loader([("all", values), ("part", part(values))])
+    loader([("part", part(values))])
+    assert memory.equal(values)
+    for came in ([("all", values + 1), ("part", part(values))], [("all", values + 2)]):
+        with pytest.raises(ReshardError, match="'all', 'part' have memory in common on rank 0"):
+            loader(came)

@@ -32,7 +32,7 @@ from raycrew.tensor_transport.weights._receiving.rollback import (
     RollbackKind,
     ShadowRollback,
 )
-from raycrew.tensor_transport.weights._receiving.twins import check_together
+from raycrew.tensor_transport.weights._receiving.twins import Ties
 from raycrew.tensor_transport.weights._update import (
     Schema,
     Stopwatch,
@@ -42,7 +42,6 @@ from raycrew.tensor_transport.weights._update import (
     check_cover,
     compare_schemas,
     schema_of,
-    twins_of,
 )
 
 _RETURN_S = 60.0
@@ -98,7 +97,7 @@ class Applier:
         self._load, self._ahead = load, ahead
         self._member = member
         self._expected: Schema | None = None if expected is None else schema_of(expected)
-        self._twins = {} if expected is None else twins_of(expected)
+        self._ties = Ties() if expected is None else Ties.of(expected)
         self._store = as_store(store)
         self._fetcher = Fetcher(self._store, borrow=borrow, verify=verify)
         self._verify_first = verify_first
@@ -158,7 +157,7 @@ class Applier:
             if self._ahead is None or is_behind:
                 fetched = list(stream)
             else:
-                loading = Loading(heading, self._expected, keep=True, twins=self._twins)
+                loading = Loading(heading, self._expected, keep=True, ties=self._ties)
                 load = load_ahead(self._ahead, loading, stream, watch)
                 fetched = loading.fetched
             names = frozenset(entry.name for one in fetched for entry in one.parcel.entries)
@@ -229,7 +228,7 @@ class Applier:
             check_cover(itertools.chain.from_iterable(heading.entries), version)
         if self._expected is not None and heading.schema is not None:
             compare_schemas(self._expected, heading.schema, version, partial=heading.bases is not None)
-            check_together(heading.schema, self._twins, version)
+            self._ties.check_together(heading.schema, version)
 
     def _load_all(
         self, heading: Heading, stream: Iterable[Fetched], watch: Stopwatch, prepared: Load | None
@@ -239,7 +238,7 @@ class Applier:
             self._expected,
             keep=self._rollback.keeps_buckets,
             on_touch=self._let_go_of_held,
-            twins=self._twins,
+            ties=self._ties,
         )
         if self._verify_first:
             stream = list(stream)

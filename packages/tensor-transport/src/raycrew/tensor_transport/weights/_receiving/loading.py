@@ -1,7 +1,7 @@
 """Hands the tensors of a version to `load`, and notes what was handed out."""
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ import torch
 from raycrew.tensor_transport.errors import LoadRefusedError, WeightUpdateError
 from raycrew.tensor_transport.weights._receiving.fetching import Assembler, Fetched, Heading, Stream
 from raycrew.tensor_transport.weights._receiving.rollback import bare
-from raycrew.tensor_transport.weights._receiving.twins import Twins
+from raycrew.tensor_transport.weights._receiving.twins import Ties, Twins
 from raycrew.tensor_transport.weights._update import (
     Schema,
     Stopwatch,
@@ -41,7 +41,7 @@ class Loading:
         *,
         keep: bool,
         on_touch: Callable[[int], object] = lambda _: None,
-        twins: Mapping[str, str] | None = None,
+        ties: Ties | None = None,
     ) -> None:
         self.touched = self.is_whole = False
         self.failure: BaseException | None = None
@@ -49,7 +49,7 @@ class Loading:
         self.size_bytes = self.taken = 0
         self._heading, self._expected, self._keep = heading, expected, keep
         self._on_touch = on_touch
-        self._twins = Twins(heading, twins or {})
+        self._twins = Twins(heading, ties or Ties())
         self._schema: dict[str, tuple[str, tuple[int, ...]]] = {}
 
     @property

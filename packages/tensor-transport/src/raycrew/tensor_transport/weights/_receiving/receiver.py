@@ -53,9 +53,9 @@ class WeightReceiver(Belonging):
             LoadRefusedError: what is held stays intact.
         expected: The names, shapes and dtypes to accept: a state dict (meta tensors will do). Without it, the
             first update that commits sets them. Names that are one tensor in it (also one on the meta device:
-            make one for each name) have to have the same elements in an update, and a partial one has all of
-            them or none; where the trainer does not have them tied, too, all of the update is fetched before
-            `load` is given any of it.
+            make one for each name), or have some memory in common as `w` and `w[:4]` have, have to have the
+            same elements there in an update, and a partial one has all of them or none. All of the update is
+            fetched before `load` is given any of it where these are sent apart.
         store: Where the buckets are, a store or a transport: Ray's object store unless given.
         borrow: Hand out tensors over the store's memory itself instead of a copy.
         verify_first: Fetch and verify all buckets before `load` is called, so that a lost or damaged bucket

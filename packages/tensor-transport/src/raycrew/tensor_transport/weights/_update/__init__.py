@@ -16,6 +16,7 @@ from raycrew.tensor_transport.weights._update.manifest import (
     schema_of,
     sealed,
 )
+from raycrew.tensor_transport.weights._update.overlaps import Image, Overlap, overlaps_of
 from raycrew.tensor_transport.weights._update.regions import Region, check_cover, region_of
 from raycrew.tensor_transport.weights._update.spans import Span, Stopwatch
 from raycrew.tensor_transport.weights._update.stores import (
@@ -37,6 +38,8 @@ __all__ = [
     "BroadcastStore",
     "Bucket",
     "BucketPlan",
+    "Image",
+    "Overlap",
     "Region",
     "Schema",
     "Span",
@@ -58,6 +61,7 @@ __all__ = [
     "join_updates",
     "joined_name",
     "order_of",
+    "overlaps_of",
     "put_tensor",
     "region_of",
     "release_scope",

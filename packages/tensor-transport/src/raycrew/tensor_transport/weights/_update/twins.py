@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from raycrew.tensor_transport._bytes import is_freed
+
 
 def twins_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """Each name whose elements have others, too (same memory, order, dtype, sign), and the first of these.
@@ -34,16 +36,28 @@ def order_of(shape: Sequence[int], strides: Sequence[int]) -> tuple[tuple[int, i
     return tuple(found)
 
 
-def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
-    """What tells which elements a tensor has, here; None where that can't be told."""
+def part_here(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor whose memory is this process's part; None where it has none that can be told."""
     local = getattr(tensor, "to_local", None)
     part = local() if callable(local) else tensor
     if not isinstance(part, torch.Tensor) or part.is_nested or part.layout != torch.strided:
         return None
     wraps = type(part).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
-    if wraps or not part.numel():
+    return None if wraps or not part.numel() or is_freed(part) else part
+
+
+def start_of(part: torch.Tensor) -> tuple[Any, int]:
+    """A memory, and at which of its bytes a tensor begins."""
+    if part.is_meta:
+        return part.untyped_storage(), int(part.storage_offset()) * part.itemsize
+    return part.device, part.data_ptr()
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
+    """What tells which elements a tensor has, here; None where that can't be told."""
+    part = part_here(tensor)
+    if part is None:
         return None
-    first = (part.untyped_storage(), part.storage_offset()) if part.is_meta else part.data_ptr()
     whole = None if part is tensor else (tuple(part.shape), tuple(tensor.shape))
     reading = (part.dtype, part.is_conj(), part.is_neg())
-    return (part.device, first, order_of(part.shape, part.stride()), reading, whole)
+    return (*start_of(part), order_of(part.shape, part.stride()), reading, whole)

@@ -9,6 +9,7 @@ from raycrew.tensor_transport._bytes import (
     check_tensor,
     copy_elements,
     count_write,
+    fold,
     tensor_bytes,
     tensor_over,
 )
@@ -19,7 +20,7 @@ from raycrew.tensor_transport.errors import (
     ManifestMismatchError,
 )
 from raycrew.tensor_transport.protocols import Bytes
-from raycrew.tensor_transport.weights._update import twins_of
+from raycrew.tensor_transport.weights._update import overlaps_of, twins_of
 from raycrew.tensor_transport.weights.deltas._packed import NO_VERSION, Delta, kind_of
 
 
@@ -54,6 +55,7 @@ class DeltaTarget:
             check_tensor(tensor, name)
         self._weights = dict(weights)
         self._twins = twins_of(self._weights)
+        self._overlaps = overlaps_of(self._weights)
         self._verify = verify
         self._held: dict[str, _Version] = {}
         self._before: dict[str, _Version] = {}
@@ -73,7 +75,8 @@ class DeltaTarget:
 
         Raises:
             BaseVersionError: It is told against another version than is held: a full update is needed.
-            ManifestMismatchError: Names, shapes or dtypes are not those of the tensors.
+            ManifestMismatchError: Names, shapes or dtypes are not those of the tensors, or names that have
+                memory in common here differ at the source.
             DecodeError: A delta is damaged.
             DamagedBytesError: The result of one is not what it should be.
         """
@@ -81,6 +84,7 @@ class DeltaTarget:
         self._before = self._held
         told: dict[str, _Version] = {}
         folds: dict[str, tuple[str, int]] = {}
+        sums: dict[str, int] = {}
         numbers: dict[int, int] = {}
         try:
             for key, packed in tensors:
@@ -90,10 +94,11 @@ class DeltaTarget:
                 self._check(name, delta)
                 self._check_twin(name, delta, folds)
                 self._apply(name, delta)
-                told[name] = _Version(delta.source, delta.version)
+                told[name], sums[name] = _Version(delta.source, delta.version), delta.fold
             if told and (missing := sorted(self._weights.keys() - told.keys())):
                 lacks = f"it lacks {', '.join(map(repr, missing[:5]))}"
                 raise _mismatch(lacks, max(numbers.values()), missing)
+            self._check_overlaps(sums, max(numbers.values(), default=0))
             self._held = told or self._held
         except BaseException:
             self.revert()
@@ -150,10 +155,18 @@ class DeltaTarget:
         first = self._twins.get(name)
         if first is None:
             return
-        other, fold = folds.setdefault(first, (name, delta.fold))
-        if fold != delta.fold:
+        other, value = folds.setdefault(first, (name, delta.fold))
+        if value != delta.fold:
             one = f"{other!r} and {name!r} are one tensor here, and differ at the source"
             raise _mismatch(one, delta.version, [other, name])
+
+    def _check_overlaps(self, sums: Mapping[str, int], version: int) -> None:
+        """Raise unless names that have memory in common here still have what each was told, once all were."""
+        for name, names in ((name, sorted(overlap)) for overlap in self._overlaps for name in overlap):
+            if name in sums and fold(tensor_bytes(self._weights[name])) != sums[name]:
+                some = ", ".join(map(repr, names[:5]))
+                what = f"{some} have memory in common here, and differ at the source"
+                raise _mismatch(what, version, names)
 
     def _apply(self, name: str, delta: Delta) -> None:
         self._is_written = True

@@ -7,9 +7,9 @@ import torch
 
 from raycrew.tensor_transport._bytes import copy_elements, count_write, parse_torch_dtype
 from raycrew.tensor_transport.errors import ReshardError
-from raycrew.tensor_transport.weights._update import order_of
-from raycrew.tensor_transport.weights.resharding._layouts import Block, Layout
-from raycrew.tensor_transport.weights.resharding._moving.memories import memories_of, view
+from raycrew.tensor_transport.weights._update import order_of, overlaps_of
+from raycrew.tensor_transport.weights.resharding._layouts import Block, Layout, local_tensor
+from raycrew.tensor_transport.weights.resharding._moving.memories import fold_region, memories_of, view
 from raycrew.tensor_transport.weights.resharding._planning import check_targets
 
 
@@ -18,7 +18,8 @@ class ShardLoader:
 
     `WeightReceiver(loader, expected=loader.expected)`: of each tensor the boxes that this rank holds are
     copied to where its layout says, in place. Each element of each parameter is that of one tensor, or
-    declared as unused; that is checked here, before anything is fetched.
+    declared as unused; that is checked here, before anything is fetched. Parameters that have some memory in
+    common, as `w` and `w[:4]` have, are compared when they were written.
 
     Args:
         state: This rank's tensors and DTensors by name of the parameter.
@@ -36,6 +37,8 @@ class ShardLoader:
         self._memories = memories_of(state, layout, rank)
         self._state = {name: state[name] for name in self._memories}
         self._blocks = {name: list(_blocks(layout, name, rank)) for name in layout.tensors}
+        parts = {name: local_tensor(name, tensor) for name, tensor in self._state.items()}
+        self._overlaps = {name: overlap for overlap in overlaps_of(parts) for name in overlap}
 
     @property
     def expected(self) -> dict[str, torch.Tensor]:
@@ -59,9 +62,12 @@ class ShardLoader:
         """Copy this rank's boxes of each tensor to their places.
 
         Raises:
-            ReshardError: A tensor is not one of the layout, or has another shape or dtype there.
+            ReshardError: A tensor is not one of the layout, or has another shape or dtype there. Afterwards:
+                parameters that have memory in common here differ in what came, or from one that did not come.
         """
         written: set[str] = set()
+        shared = [place for places in self._blocks.values() for place in places if place[0] in self._overlaps]
+        folds = {place: self._fold(*place) for place in shared}
         try:
             for name, tensor in tensors:
                 self._check(name, tensor)
@@ -69,8 +75,22 @@ class ShardLoader:
                     written.add(parameter)
                     box = tuple(slice(a, a + n) for a, n in zip(block.start, block.region.shape, strict=True))
                     copy_elements(view(self._memories[parameter], block.region), tensor[box])
+                    if parameter in self._overlaps:
+                        folds[parameter, block] = self._fold(parameter, block)
         finally:
             count_write(self._state[each] for each in written)  # A DTensor does not count with its memory.
+
+        for parameter, block in folds:
+            if self._fold(parameter, block) != folds[parameter, block]:
+                names = ", ".join(map(repr, sorted(self._overlaps[parameter])[:5]))
+                raise ReshardError(
+                    f"{names} have memory in common on rank {self._rank}, and differ in what came: publish "
+                    "them tied, or untie them here",
+                    tensor=parameter,
+                )
+
+    def _fold(self, parameter: str, block: Block) -> int:
+        return fold_region(self._memories[parameter], block.region)
 
     def _check(self, name: str, tensor: torch.Tensor) -> None:
         wanted = self._layout.tensors.get(name)

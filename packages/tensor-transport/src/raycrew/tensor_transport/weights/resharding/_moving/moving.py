@@ -7,15 +7,18 @@ from itertools import groupby
 
 import torch
 
-from raycrew.tensor_transport._bytes import arrange, count_write, tensor_bytes
+from raycrew.tensor_transport._bytes import arrange, copy_elements, count_write, tensor_bytes
 from raycrew.tensor_transport.errors import DamagedBytesError, ReshardError
 from raycrew.tensor_transport.transports import Offer, PullTransport
+from raycrew.tensor_transport.weights._update import overlaps_of
+from raycrew.tensor_transport.weights.resharding._layouts import local_tensor
 from raycrew.tensor_transport.weights.resharding._moving.filling import Filler, Source
 from raycrew.tensor_transport.weights.resharding._moving.memories import (
     Slot,
     fold_region,
     memories_of,
     tied,
+    view,
 )
 from raycrew.tensor_transport.weights.resharding._planning import Move, ReshardPlan
 
@@ -117,8 +120,9 @@ def pull_shards(
     buffers of `bucket_bytes`, one of which is filled while the other one is taken apart. Where the transport
     maps, they are copied out of the sources' memory in one go. If this fails, the parameters hold anything.
 
-    Of parameters that are one tensor here all are pulled, and compared: those beside the first one take
-    memory of their own meanwhile (`layout_of(skip_tied=True)` asks for the first one alone).
+    Of parameters that are one tensor here, or have some memory in common as `w` and `w[:4]` have, all are
+    pulled, and compared: those beside the first one take memory of their own meanwhile
+    (`layout_of(skip_tied=True)` asks for the first of those that are one tensor alone).
 
     Args:
         state: This rank's tensors and DTensors by name of the parameter.
@@ -132,8 +136,8 @@ def pull_shards(
 
     Raises:
         ReshardError: Before a byte moves: the parameters are not those of the plan's layout, offers are those
-            of another plan or version, or a source is missing. Afterwards: parameters that are one tensor
-            here differ at the sources.
+            of another plan or version, or a source is missing. Afterwards: parameters that have memory
+            in common here differ at the sources.
         DamagedBytesError: A fold differs; the message names tensor and source.
         TransportTimeoutError: The deadline passed.
         ShardLostError: A source died or cannot be reached.
@@ -147,7 +151,9 @@ def pull_shards(
     sources = _sources(moves, plan, offers)
     _check_versions(sources, version)
     twins = tied(state, memories)
-    filled = memories | {name: torch.empty_like(memories[name]) for name in twins}
+    overlaps = overlaps_of({name: local_tensor(name, state[name]) for name in memories})
+    beside = [*twins, *(name for overlap in overlaps for name in list(overlap)[1:])]
+    filled = memories | {name: torch.empty_like(memories[name]) for name in beside}
     filler = Filler(filled, transport, bucket_bytes, timeout_s)
     try:
         filler.fill((_place(sources[move.source_rank], move), move) for move in _rotated(moves, rank))
@@ -156,6 +162,8 @@ def pull_shards(
         count_write(each[name] for name in written for each in (memories, state))  # DTensors for themselves
     _compare(filled, moves, rank, sources)
     _compare_tied(filled, moves, rank, twins)
+    for overlap in overlaps:
+        _lay_together(memories, filled, [m for m in moves if m.target_parameter in overlap], rank)
     size = sum(move.size_bytes for move in moves)
     return ReshardReceipt(rank, size, len(moves), time.perf_counter() - start)
 
@@ -257,5 +265,23 @@ def _compare_tied(
             raise ReshardError(
                 f"{first!r} and {name!r} are one tensor on rank {rank}, and differ at the sources "
                 f"({move.tensor!r} from source rank {move.source_rank}): tie them there, too, or not here",
+                tensor=move.tensor,
+            )
+
+
+def _lay_together(
+    memories: Mapping[str, torch.Tensor], filled: Mapping[str, torch.Tensor], moves: Sequence[Move], rank: int
+) -> None:
+    """Write what was pulled for names that have memory in common, and look whether all of it is there."""
+    folds = [fold_region(filled[move.target_parameter], move.target) for move in moves]
+    for name, region in ((move.target_parameter, move.target) for move in moves):
+        if filled[name] is not memories[name]:
+            copy_elements(view(memories[name], region), view(filled[name], region))
+    for move, expected in zip(moves, folds, strict=True):
+        if fold_region(memories[move.target_parameter], move.target) != expected:
+            names = ", ".join(map(repr, sorted({each.target_parameter for each in moves})[:5]))
+            raise ReshardError(
+                f"{names} have memory in common on rank {rank}, and differ at the sources ({move.tensor!r} "
+                f"from source rank {move.source_rank}): tie them there, too, or not here",
                 tensor=move.tensor,
             )
