@@ -124,3 +124,39 @@ def test_what_it_says_is_held_is_held_whenever_it_stands_still(
             generator.receiver.close()
         assert not store.held
     assert message > 1, "it never stood still"
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("bucket_bytes", [1 << 20, 512])
+def test_what_it_has_when_it_goes_on_can_be_fetched(bucket_bytes, streamed, is_read):
+    """Its publisher hears no answer, and has nobody to ask whether the version counts."""
+    for message in itertools.count(1):
+        store, edge = InProcessByteStore(), Still(keep=1)
+        directory = WeightDirectory(edge)
+        publisher = WeightPublisher(store, directory=directory, bucket_bytes=bucket_bytes)
+
+        def publish(seed, publisher=publisher):
+            held = weights(seed)
+            return publisher.publish(iter(held.items()) if streamed else held)
+
+        publish(1)
+        edge.last, edge.is_read = edge.count + message, is_read
+        with contextlib.suppress(DirectoryLostError):
+            publish(2)
+        if not edge.is_still:
+            break
+        with pytest.raises(DirectoryLostError):
+            publish(3)
+        edge.go_on()
+        late = Model()
+        receiver = WeightReceiver(late.load, store=store, directory=directory)
+        receiver.pull(timeout_s=TIMEOUT_S)
+        assert_same(late.tensors, weights(1 if directory.latest == 1 else 2))
+        for seed in (4, 5):
+            update = publish(seed)
+            receiver.pull(timeout_s=TIMEOUT_S)
+            assert_same(late.tensors, weights(seed))
+        assert len(store.held) <= 3 * len(update.buckets), "what it missed is told again, after a lease"
+        receiver.close()
+        publisher.close()

@@ -85,22 +85,19 @@ def test_a_directory_knows_what_is_in_a_version_whatever_was_in_the_one_before()
         assert all(loaded[name].equal(model[name]) for name in model)
 
 
-class Lost:
-    """A directory that is gone after it heard of a publisher."""
-
-    def __init__(self):
-        self.heard = []
-
-    def ask(self, method, *args):
-        self.heard.append(method.__name__)
-        if len(self.heard) > 1:
-            raise DirectoryLostError("gone")
-
-
 @pytest.mark.hostile
-def test_who_gives_up_and_finds_its_directory_gone_keeps_nothing():
-    directory = Lost()
-    teller = DirectoryTeller(directory, InProcessByteStore(), "me", 0, 1, None)
-    assert teller.abort(5, "given up"), "nobody is left who could read it"
-    teller.close()
-    assert directory.heard == ["enroll", "abort", "retire"]
+@pytest.mark.parametrize("bucket_bytes", [1 << 20, 512])
+def test_who_gives_up_and_finds_its_directory_gone_keeps_nothing_once_it_is_closed(bucket_bytes):
+    directory, store = WeightDirectory.local(), InProcessByteStore()
+    publisher = WeightPublisher(store, directory=directory, bucket_bytes=bucket_bytes)
+
+    def lost():
+        for i in range(4):
+            yield f"w{i}", torch.full((256,), float(i))
+        directory.close()
+
+    for _ in range(3):
+        with pytest.raises(DirectoryLostError):
+            publisher.publish(lost())
+    publisher.close()
+    assert not store.held

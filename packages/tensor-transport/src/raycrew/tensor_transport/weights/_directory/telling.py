@@ -72,7 +72,11 @@ class Teller(Protocol):
         ...
 
     def abort(self, version: int, reason: str) -> bool:
-        """There will be no more buckets; whether nobody needs those of the version any more."""
+        """There will be no more buckets; whether nobody needs those of the version any more.
+
+        Raises:
+            DirectoryLostError: Who knows does not answer, and may count the version when it does.
+        """
         ...
 
     def close(self) -> None:
@@ -216,17 +220,17 @@ class DirectoryTeller:
         return update
 
     def abort(self, version: int, reason: str) -> bool:
-        is_over = True
         begin, self._unsaid = self._unsaid, None
         if begin is not None:
             version = self._begun(begin)
-        elif self._said:
-            version = self._published()
+        elif self._said:  # In one message, which is there or not: an interrupt may hide the answer.
+            asked = (self._part, self._name, self._said)
+            version = self._directory.ask(Record.version_with, *asked) or _LATER
         if version == _LATER:
-            return is_over
-        with contextlib.suppress(DirectoryLostError):  # Receivers see that it is lost, too.
-            said = (version, f"part {self._part}: {reason}", self._part, self._name)
-            is_over = self._directory.ask(Record.abort, *said)
+            return True
+        said = (version, f"part {self._part}: {reason}", self._part, self._name)
+        is_over = self._directory.ask(Record.abort, *said)
+        with contextlib.suppress(DirectoryLostError):  # They are told of again.
             self._collect()
         return is_over
 
@@ -252,13 +256,6 @@ class DirectoryTeller:
         """The version that a part was wanted for, now that it won't come: for others to hear of that."""
         with contextlib.suppress(TransportError, ValueError):
             return self._directory.ask(Record.begin, begin) or _LATER
-        return _LATER
-
-    def _published(self) -> int:
-        """The version that was told in one message, if it is there: an interrupt may hide the answer."""
-        with contextlib.suppress(DirectoryLostError):
-            asked = (self._part, self._name, self._said)
-            return self._directory.ask(Record.version_with, *asked) or _LATER
         return _LATER
 
     def _collect(self) -> None:

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 
+from raycrew.tensor_transport.errors import DirectoryLostError
 from raycrew.tensor_transport.protocols import ByteStore
 from raycrew.tensor_transport.weights._directory import Teller
 from raycrew.tensor_transport.weights._update import Bucket, WeightUpdate
@@ -47,10 +48,18 @@ class Keeping:
         self.release(self._keep)
 
     def give_up(self, reason: str) -> None:
-        """The version that was begun, if there is one that is not complete, never will be."""
+        """The version that was begun, if there is one that is not complete, never will be.
+
+        Raises:
+            DirectoryLostError: Nobody says whether its buckets are needed: they stay until the next time, or
+                `forget`.
+        """
         if self._begun is not None:
             try:
                 self._give_up(*self._begun, reason)
+            except DirectoryLostError:
+                self._end = _nothing
+                raise
             except Exception:
                 self._begun, self._end = None, _nothing
                 raise
@@ -65,6 +74,12 @@ class Keeping:
             self._end()  # A bucket that waited for receivers waits no longer.
         if is_over:
             self._over.extend(buckets)
+
+    def forget(self) -> None:
+        """Nobody will tell whether the version that was begun is needed."""
+        if self._begun is not None:
+            self._over.extend(self._begun[1])
+        self._begun, self._end = None, _nothing
 
     def release(self, keep: int = 0) -> None:
         """Release all versions but the last ones."""

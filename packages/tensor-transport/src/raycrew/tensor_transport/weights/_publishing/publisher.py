@@ -4,13 +4,13 @@ import operator
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import SupportsIndex
 
 import torch
 
 from raycrew.tensor_transport._bytes import Belonging
-from raycrew.tensor_transport.errors import TransportClosedError, TransportError
+from raycrew.tensor_transport.errors import DirectoryLostError, TransportClosedError, TransportError
 from raycrew.tensor_transport.protocols import ByteStore
 from raycrew.tensor_transport.transports import PullTransport
 from raycrew.tensor_transport.weights._directory import (
@@ -171,6 +171,8 @@ class WeightPublisher(Belonging):
             StaleVersionError: Another publisher of this part was made since.
             UpdateAbortedError: A receiver or another rank failed, and the version was given up.
             TransportTimeoutError: Receivers or other ranks lag for longer than `timeout_s`.
+            DirectoryLostError: The directory does not answer. As it may have the version when it does, its
+                buckets stay until the next call that is answered, or `close`.
             TransportClosedError: The publisher is closed.
             TransportError: The publisher is another process's, or is publishing in this thread already.
         """
@@ -190,7 +192,8 @@ class WeightPublisher(Belonging):
             except BaseException as error:
                 if broadcasts:
                     abandon(self._store)
-                self._keeping.give_up(f"its publisher raised {error!r}")
+                with suppress(DirectoryLostError):  # What it does not know yet is asked again.
+                    self._keeping.give_up(f"its publisher raised {error!r}")
                 raise
             self._keeping.complete(update)
             return update
@@ -281,7 +284,9 @@ class WeightPublisher(Belonging):
             if self._closed:
                 return
             self._check_idle()
-            self._keeping.give_up("its publisher was closed")
+            with suppress(DirectoryLostError):
+                self._keeping.give_up("its publisher was closed")
+            self._keeping.forget()
             self._keeping.release()
             self._rooms.clear()
             self._teller.close()
