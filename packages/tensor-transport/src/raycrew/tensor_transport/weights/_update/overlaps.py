@@ -1,7 +1,8 @@
 """Names whose memory overlaps without being one tensor: what is written to one of them changes the others."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,12 @@ class Extent(NamedTuple):
     def is_dense(self) -> bool:
         """Whether each byte between the first and the last one is the tensor's."""
         return math.prod(self.shape) * self.itemsize == self.end - self.start
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether each dimension lies within one step of the one before, as in parts of a dense tensor."""
+        steps = list(zip(self.shape, self.strides, strict=True))
+        return all(step >= size * inner > 0 for (_, step), (size, inner) in pairwise(steps))
 
     def within(self, memory: torch.Tensor, start: int) -> torch.Tensor:
         """The tensor's bytes, [*shape, itemsize], in a memory of one-byte elements that begins at `start`."""
@@ -107,7 +114,24 @@ def _touch(a: Extent, b: Extent) -> bool:
     """Whether two extents of one memory have a byte in common; each begins before the other one ends."""
     if a.is_dense and b.is_dense:
         return True
+    offset, rest = divmod(b.start - a.start, a.itemsize)
+    if (a.itemsize, a.strides) == (b.itemsize, b.strides) and a.is_nested and b.is_nested and not rest:
+        return _meet(offset, list(zip(a.strides, a.shape, b.shape, strict=True)))
     start = min(a.start, b.start)
     taken = torch.zeros(max(a.end, b.end) - start, dtype=torch.bool, device="cpu")
     a.within(taken, start).fill_(True)
     return bool(b.within(taken, start).any())
+
+
+def _meet(offset: int, dimensions: Sequence[tuple[int, int, int]]) -> bool:
+    """Whether an element of one tensor is one of another, which begins so many elements later.
+
+    Args:
+        offset: In elements.
+        dimensions: Stride and both sizes of each, the outermost one first.
+    """
+    if not dimensions:
+        return offset == 0
+    (step, size, other), *inner = dimensions
+    nearest = (offset // step, offset // step + 1)  # All of the inner dimensions is less than a step.
+    return any(-other < steps < size and _meet(offset - steps * step, inner) for steps in nearest)
