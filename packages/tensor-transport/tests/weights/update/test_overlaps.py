@@ -45,3 +45,17 @@ def test_parts_of_what_is_larger_than_any_memory_are_told_apart_by_their_strides
     assert overlaps_of(apart) == []
     (group,) = overlaps_of(apart | {"more": cut(7)[1:]})
     assert set(group) == {"7", "more"}
+
+
+@pytest.mark.parametrize("sizes", [(5, 6), (5, 5), (1, 2)])
+@pytest.mark.parametrize("rows", [(), (3,)])
+def test_what_was_expanded_is_written_by_nobody(sizes, rows):
+    one = torch.zeros(2)[:1]
+    found = {str(n): one.expand(*rows, size) for n, size in enumerate(sizes)}
+    assert overlaps_of({**found, "base": one}) == []
+
+
+def test_one_element_is_no_expanded_one_whatever_its_stride():
+    both = torch.zeros(2)
+    (group,) = overlaps_of({"single": both.as_strided((1,), (0,)), "both": both})
+    assert set(group) == {"single", "both"}

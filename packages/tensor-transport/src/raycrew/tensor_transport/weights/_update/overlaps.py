@@ -32,7 +32,8 @@ class Extent(NamedTuple):
     def is_nested(self) -> bool:
         """Whether each dimension lies within one step of the one before, as in parts of a dense tensor."""
         steps = list(zip(self.shape, self.strides, strict=True))
-        return all(step >= size * inner > 0 for (_, step), (size, inner) in pairwise(steps))
+        inner_ones = pairwise([*steps, (1, 1)])
+        return all(step >= size * inner > 0 for (_, step), (size, inner) in inner_ones)
 
     def within(self, memory: torch.Tensor, start: int) -> torch.Tensor:
         """The tensor's bytes, [*shape, itemsize], in a memory of one-byte elements that begins at `start`."""
@@ -52,7 +53,7 @@ Overlap = Mapping[str, Extent]
 def overlaps_of(tensors: Mapping[str, torch.Tensor]) -> list[Overlap]:
     """Names that have some bytes in common, without being one tensor (`twins_of`); DTensors are left out.
 
-    As there, those without memory are told by their storage.
+    So are expanded ones, which nobody writes to. As there, those without memory are told by their storage.
     """
     extents = {name: found for name, tensor in tensors.items() if (found := _extent(tensor)) is not None}
     twins = twins_of(tensors)
@@ -100,14 +101,19 @@ class Image:
 
 
 def _extent(tensor: torch.Tensor) -> Extent | None:
-    """Where it lies; None where that can't be told, or is no tensor of this process alone."""
+    """Where it lies; None where that can't be told, or it is of other processes, too, or not written to."""
     part = part_here(tensor)
-    if part is None or part is not tensor:
+    if part is None or part is not tensor or _repeats(part):
         return None
     first, end = extent_of(part)
     memory, start = start_of(part)
     reading = (part.itemsize, part.is_conj(), part.is_neg())
     return Extent(memory, start, start + end - first, tuple(part.shape), part.stride(), *reading)
+
+
+def _repeats(part: torch.Tensor) -> bool:
+    """Whether one element is several of the tensor, as where it was expanded: torch writes to none such."""
+    return any(size > 1 and not step for size, step in zip(part.shape, part.stride(), strict=True))
 
 
 def _touch(a: Extent, b: Extent) -> bool:
