@@ -1,7 +1,12 @@
 """What is tried in a forked child: what ends, or spoils, a process."""
 
+import faulthandler
 import os
+import sys
 import traceback
+
+LIMIT_S = 60.0
+"""A child that waits for a lock for ever is ended after so long, and says where it stood."""
 
 
 def in_a_child(act):
@@ -9,6 +14,7 @@ def in_a_child(act):
     pid = os.fork()
     if not pid:
         try:
+            faulthandler.dump_traceback_later(LIMIT_S, exit=True, file=sys.__stderr__)
             os._exit(0 if act() else 1)
         except BaseException:  # noqa: BLE001 - it is told, and ends this process alone
             traceback.print_exc()

@@ -1,12 +1,12 @@
 """What is published is one state of the tensors that were named, or nothing."""
 
 import os
-import signal
 import threading
 from collections.abc import Mapping
 
 import pytest
 import torch
+from forking import in_a_child
 from hypothesis import given
 from hypothesis import strategies as st
 from models import Model, assert_same, weights
@@ -372,20 +372,6 @@ class Outside(InProcessByteStore):
         self.path.write_text(f"released by {os.getpid()}")
 
 
-def in_child(act):
-    """The exit status of a forked child that does something and ends."""
-    child = os.fork()
-    if not child:
-        signal.alarm(30)  # A child that waits for a lock for ever ends by this.
-        status = 1
-        try:
-            act()
-            status = 0
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 def test_a_forked_child_takes_nothing_from_a_publisher_or_receiver_that_it_closes(tmp_path):
     released, directory = tmp_path / "released", WeightDirectory.local()
     publisher = WeightPublisher(Outside(released), keep=2)
@@ -401,15 +387,15 @@ def test_a_forked_child_takes_nothing_from_a_publisher_or_receiver_that_it_close
     def let_go():
         publisher.release()
         with publisher, receiver:
-            pass
+            return True
 
     publishing = threading.Thread(target=lambda: publisher.publish(slow()))
     publishing.start()
     assert begun.wait(60)
-    status = in_child(let_go)  # Another thread holds the lock of the publisher meanwhile.
+    is_well = in_a_child(let_go)  # Another thread holds the lock of the publisher meanwhile.
     go_on.set()
     publishing.join(60)
-    assert status == 0 and not released.exists()
+    assert is_well and not released.exists()
     assert publisher.publish(weights()).version == 3 and released.exists()
     receiver.close()
 

@@ -1,7 +1,6 @@
 """Updates over one transport that is chosen for all: groups of our own, and what is kept beside them."""
 
 import inspect
-import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -672,7 +671,6 @@ def test_a_forked_child_uses_a_store_whatever_its_parents_threads_did_with_it():
     found = np.arange(8, dtype=np.uint8)
 
     def used():
-        signal.alarm(30)  # It would wait for ever.
         ticket = store.put(found)
         return (store.get(ticket) == found).all() and not store.close()
 
