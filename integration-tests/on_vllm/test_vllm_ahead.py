@@ -35,9 +35,9 @@ class TestUpdates:
         assert not loads
 
     def test_a_worker_is_told_piece_by_piece(self, engine, trainer, weights, loads, monkeypatch):
-        from raycrew.tensor_transport.integrations.vllm import _weights
+        from raycrew.tensor_transport.integrations.vllm import _delivery
 
-        monkeypatch.setattr(_weights, "_AHEAD_BYTES", 1)
+        monkeypatch.setattr(_delivery, "_AHEAD_BYTES", 1)
         pieces = []
 
         def between(work):

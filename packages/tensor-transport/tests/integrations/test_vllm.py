@@ -282,6 +282,50 @@ class TestFailures:
             weights.apply_weights(update)
             assert (weights.require(), llm.is_paused) == (2, False)
 
+    @pytest.mark.parametrize("again", [False, True])
+    @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+    def test_an_engine_that_goes_on_though_that_raised_is_paused_for_the_next_update(
+        self, llm, store, publisher, monkeypatch, error, again
+    ):
+        with VllmWeights(llm, store=store) as weights:
+            resume = llm.wake_up
+
+            def fails_once(**how):
+                monkeypatch.setattr(llm, "wake_up", resume)
+                resume(**how)
+                raise error
+
+            monkeypatch.setattr(llm, "wake_up", fails_once)
+            with pytest.raises(error):
+                weights.apply_weights(update := publisher.publish(model(1)))
+            with pytest.raises(StaleWeightsError, match="stays paused"):
+                weights.require()
+            weights.apply_weights(update if again else publisher.publish(model(2)))
+            assert weights.require() == (1 if again else 2)
+            assert same(llm.workers.held(), model(weights.version))
+            assert not llm.is_paused
+
+    def test_an_engine_that_neither_paused_nor_went_on_does_so_after_the_next_update(
+        self, llm, store, publisher, monkeypatch
+    ):
+        with VllmWeights(llm, store=store) as weights:
+            weights.apply_weights(publisher.publish(model(1)))
+            pause = llm.sleep
+
+            def fails(**how):
+                pause(**how)
+                raise RuntimeError("no answer")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(llm, "sleep", fails)
+                patch.setattr(llm, "wake_up", refuse)
+                with pytest.raises(WeightUpdateError, match="no answer"):
+                    weights.apply_weights(update := publisher.publish(model(2)))
+            with pytest.raises(StaleWeightsError, match="stays paused"):
+                weights.require()
+            weights.apply_weights(update)
+            assert (weights.require(), llm.is_paused) == (2, False)
+
     def test_the_first_error_is_raised_where_the_engine_is_gone(self, llm, store, publisher, monkeypatch):
         with VllmWeights(llm, store=store) as weights:
             weights.apply_weights(publisher.publish(model(1)))

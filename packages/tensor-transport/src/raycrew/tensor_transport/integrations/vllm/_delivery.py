@@ -15,6 +15,8 @@ from raycrew.tensor_transport.integrations.vllm._staging import Named, OwnProces
 
 logger = logging.getLogger(__name__)
 
+_AHEAD_BYTES = 32 << 20  # A step of the engine may wait for as many to be packed, some milliseconds.
+
 Run = Callable[[Callable[[], object]], object]
 """Runs what calls an engine at a moment when nobody else does."""
 
@@ -200,3 +202,17 @@ class Ahead:
         except BaseException:
             self.drop(run)
             raise
+
+
+def portions(tensors: Iterable[Named]) -> Iterator[list[Named]]:
+    """Tensors, as many at a time as may be made ready in one go."""
+    some: list[Named] = []
+    size = 0
+    for name, tensor in tensors:
+        some.append((name, tensor))
+        size += tensor.nbytes
+        if size >= _AHEAD_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some

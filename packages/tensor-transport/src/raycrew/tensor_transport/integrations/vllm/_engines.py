@@ -35,6 +35,10 @@ class Engine(Protocol):
         """
         ...
 
+    def pause_again(self) -> None:
+        """Pause what was paused, and may have gone on; requests that wait can't be finished first."""
+        ...
+
     def forget(self) -> None:
         """Drop what was computed with other weights; requests under way compute it again.
 
@@ -90,7 +94,11 @@ class OfflineEngine:
             self.finish()
         elif requests == "abort":
             self.abort()
-        self._llm.sleep(level=0, mode="keep")
+        self.pause_again()
+
+    def pause_again(self) -> None:
+        """See `Engine`."""
+        self._llm.sleep(level=0, mode=_MODES["continue"])
 
     def _check_can_finish(self) -> None:
         if self._stays_paused and self._core.has_unfinished_requests():
@@ -147,6 +155,10 @@ class OnlineEngine:
         """See `Engine`."""
         self._stays_paused = self._wait(self._engine.is_paused)
         self._wait(lambda: self._engine.pause_generation(mode=_MODES[requests], clear_cache=False))
+
+    def pause_again(self) -> None:
+        """See `Engine`."""
+        self._wait(lambda: self._engine.pause_generation(mode=_MODES["continue"], clear_cache=False))
 
     def forget(self) -> None:
         """See `Engine`."""

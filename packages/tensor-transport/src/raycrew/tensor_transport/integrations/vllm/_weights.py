@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -12,7 +12,13 @@ import torch
 from raycrew.tensor_transport._bytes import Belonging
 from raycrew.tensor_transport.errors import LoadRefusedError, StaleWeightsError
 from raycrew.tensor_transport.integrations.vllm._checking import GreedyReference, compare_greedy
-from raycrew.tensor_transport.integrations.vllm._delivery import Ahead, EngineLoader, EngineLoadError, Run
+from raycrew.tensor_transport.integrations.vllm._delivery import (
+    Ahead,
+    EngineLoader,
+    EngineLoadError,
+    Run,
+    portions,
+)
 from raycrew.tensor_transport.integrations.vllm._engines import OfflineEngine, Requests
 from raycrew.tensor_transport.protocols import ByteStore
 from raycrew.tensor_transport.transports import PullTransport
@@ -20,7 +26,6 @@ from raycrew.tensor_transport.weights import WeightDirectory, WeightReceipt, Wei
 
 _T = TypeVar("_T")
 _Load = Callable[[Iterator[tuple[str, torch.Tensor]]], object]
-_AHEAD_BYTES = 32 << 20  # A step of the engine may wait for as many to be packed, some milliseconds.
 
 
 class VllmWeights(Belonging):
@@ -226,14 +231,23 @@ class VllmWeights(Belonging):
     def _resume(self) -> None:
         if not self._is_paused:
             return
+        self._hold()
         self._is_stuck = True
         if self._receiver.intact:
             self._engine.forget()
             self._engine.name_version(str(self._receiver.version))
         else:
             self._engine.abort()
+        self._go_on()
+
+    def _go_on(self) -> None:
         self._engine.resume()
         self._is_paused = self._is_stuck = False
+
+    def _hold(self) -> None:
+        """Pause again what may have gone on, though that raised."""
+        if self._is_stuck:
+            self._engine.pause_again()
 
     def _check_goes_on(self) -> None:
         if self._is_stuck:
@@ -258,7 +272,7 @@ class VllmWeights(Belonging):
         self._drop_ahead(self._between)
         ahead = self._ahead = self._loader.ahead()
         try:
-            for some in _portions(tensors):
+            for some in portions(tensors):
                 ahead.add(some, self._between)
             ahead.end(self._between)
         except (EngineLoadError, LoadRefusedError):  # To load it tells what is wrong with it, if anything is.
@@ -295,13 +309,14 @@ class VllmWeights(Belonging):
 
     def _pause(self) -> None:
         if self._is_paused:
+            self._hold()
             return
         self._is_paused = True  # Whoever is interrupted from here on has it go on.
         try:
             self._engine.pause(self._requests)
         except BaseException as error:  # It may be paused, or be so in a moment.
-            _try_after(error, self._engine.resume)
-            self._is_paused = False
+            self._is_stuck = True
+            _try_after(error, self._go_on)
             raise
 
     def _check_whole(self, weights: Sequence[tuple[str, torch.Tensor]]) -> None:
@@ -329,17 +344,3 @@ def _try_after(error: BaseException, resume: Callable[[], None]) -> None:
         resume()
     except Exception as second:  # noqa: BLE001 - the first error is raised
         error.add_note(f"the engine did not go on, and stays paused: {second!r}")
-
-
-def _portions(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    """Tensors, some at a time."""
-    some: list[tuple[str, torch.Tensor]] = []
-    size = 0
-    for name, tensor in tensors:
-        some.append((name, tensor))
-        size += tensor.nbytes
-        if size >= _AHEAD_BYTES:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
