@@ -22,6 +22,9 @@ BAD_PROMPTS = [
         BatchedDataDict({"prompt_ids": torch.ones(1, 3, dtype=torch.int64), "prompt_lengths": torch.ones(1)}),
         "prompt_lengths must be whole numbers",
     ),
+    (BatchedDataDict({"prompt_ids": [[5, 0]], "prompt_lengths": [3]}), r"\[3\] do not fit prompt_ids of"),
+    (BatchedDataDict({"prompt_ids": [[5, 6]], "prompt_lengths": [-1]}), r"\[-1\] do not fit"),
+    (BatchedDataDict({"prompt_ids": [[5]], "prompt_index": [1 << 63]}), "prompt_index must fit int64"),
 ]
 BAD_SAMPLING = [
     ({"n": 0}, "n must be"),

@@ -9,7 +9,9 @@ import sys
 import threading
 from concurrent.futures import Future
 
+import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("transformers")
 
@@ -22,12 +24,13 @@ from generation import EngineOptions, RefusedError, Sampling, start_generators
 from generation.calls import Asked, requests_of, samples_of
 from generation.group import WORKERS
 from generation.models import build_model, read_config
-from generation.prompts import Limits
+from generation.prompts import Limits, read_prompts
 from generation.samples import Sample
 from generation.transformers_worker import TransformersWorker
 from generation.vllm_worker import COMPILER, without_compiler
 from raycrew.cluster_core import BundleSpec
 from raycrew.cluster_core.testing import FakeCluster, connected
+from raycrew.tensor_transport import BatchedDataDict
 
 
 class TestTransformers(Conformance):
@@ -57,6 +60,13 @@ def test_samples_end_with_what_a_models_folder_names_for_generation_too(tmp_path
         rows = rows_of(stage.generate(batch_of(), {"n": 16, "max_tokens": 120, "seed": 0}))
     assert {row[2][-1] for row in rows if row[5] == "stop"} == ends
     assert not {token for row in rows for token in row[2][:-1]} & ends
+
+
+@pytest.mark.parametrize("made", [torch.tensor, np.array, list])
+def test_padding_is_no_part_of_a_prompt_whatever_the_rows_are(made):
+    batch = {"prompt_ids": made([[5, 6, 0, 0], [7, 8, 9, 5]]), "prompt_lengths": made([2, 4])}
+    found = read_prompts(BatchedDataDict(batch), Limits(61, 512))
+    assert [prompt.tokens for prompt in found] == [(5, 6), (7, 8, 9, 5)]
 
 
 def test_what_an_engine_has_no_room_for_waits():

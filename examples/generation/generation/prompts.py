@@ -42,14 +42,15 @@ def read_prompts(batch: Mapping[str, Any], limits: Limits) -> list[Prompt]:
     """The prompts of a batch, each of which the model can take.
 
     Args:
-        batch: Has a column `prompt_ids`: a `RaggedTensor` or lists of ids, or an integer tensor of shape
-            [rows, length], padded on the right, whose column `prompt_lengths` tells each row's length (the
-            whole width without one). It may have a column `prompt_index`, int64, [rows].
+        batch: Has a column `prompt_ids`: a `RaggedTensor` or lists of ids, or integers of shape [rows,
+            length], as a tensor or of numpy. Where rows are padded on the right, a column `prompt_lengths`
+            tells each one's length (all of it without one). It may have a column `prompt_index`, int64,
+            [rows].
         limits: What the model can take.
 
     Raises:
         PromptError: There are no prompts, or one is empty, has ids that the vocabulary lacks, or leaves no
-            room for a token in the context.
+            room for a token in the context; or their lengths or numbers can't be meant.
     """
     if "prompt_ids" not in batch:
         raise PromptError(f"the batch has no column 'prompt_ids'; it has {', '.join(batch) or 'none'}")
@@ -59,6 +60,8 @@ def read_prompts(batch: Mapping[str, Any], limits: Limits) -> list[Prompt]:
     indices = _whole_numbers("prompt_index", batch.get("prompt_index", range(len(rows))))
     if len(indices) != len(rows):
         raise PromptError(f"the batch has {len(rows)} prompts, and {len(indices)} entries of prompt_index")
+    if not all(-(1 << 63) <= index < 1 << 63 for index in indices):
+        raise PromptError(f"prompt_index must fit int64, which {max(indices, key=abs)} does not")
     for row, tokens in enumerate(rows):
         check_prompt(tokens, limits, f"the prompt of row {row}")
     return [Prompt(index, tuple(tokens)) for index, tokens in zip(indices, rows, strict=True)]
@@ -100,19 +103,18 @@ def check_stops(sampling: Sampling, limits: Limits) -> None:
 
 
 def _rows_of(column: Any, lengths: Any) -> list[list[int]]:
-    if isinstance(column, torch.Tensor):
-        if column.ndim != 2 or column.is_floating_point():
-            shape = f"{column.dtype} of shape {list(column.shape)}"
-            raise PromptError(f"prompt_ids must be integers of shape [rows, length], not {shape}")
-        counts = [column.shape[1]] * len(column)
-        if lengths is not None:
-            counts = _whole_numbers("prompt_lengths", lengths)
-        if len(counts) != len(column) or not all(0 <= count <= column.shape[1] for count in counts):
-            raise PromptError(f"prompt_lengths {counts} do not fit prompt_ids of {list(column.shape)}")
-        return [row[:count] for row, count in zip(column.tolist(), counts, strict=True)]
+    if isinstance(column, torch.Tensor) and (column.ndim != 2 or column.is_floating_point()):
+        shape = f"{column.dtype} of shape {list(column.shape)}"
+        raise PromptError(f"prompt_ids must be integers of shape [rows, length], not {shape}")
     if isinstance(column, RaggedTensor) and column.values.is_floating_point():
         raise PromptError(f"prompt_ids must be integers, not {column.dtype}")
-    return [row.tolist() if hasattr(row, "tolist") else list(row) for row in column]
+    rows = [row.tolist() if hasattr(row, "tolist") else list(row) for row in column]
+    if lengths is None:
+        return rows
+    counts, widths = _whole_numbers("prompt_lengths", lengths), [len(row) for row in rows]
+    if len(counts) != len(rows) or not all(map(operator.le, counts, widths)) or min(counts, default=0) < 0:
+        raise PromptError(f"prompt_lengths {counts} do not fit prompt_ids of {widths} each")
+    return [row[:count] for row, count in zip(rows, counts, strict=True)]
 
 
 def _whole_numbers(name: str, column: Iterable[Any]) -> list[int]:
