@@ -12,6 +12,7 @@ pytest.importorskip("transformers")
 import generation_stage  # noqa: F401  # finds the example
 
 from generation import Sampling, SamplingError
+from generation.openai.answers import Answer
 from generation.openai.asking import read
 from generation.openai.choices import Choice, joined
 from generation.openai.errors import ApiError
@@ -251,3 +252,39 @@ class TestText:
         assert whole.versions == [(3, 3), (4, 2)]
         assert (choice.is_done, choice.count) == (True, 5)
         assert [part.at for part in parts] == [0, 2, 3]
+
+    def test_special_tokens_do_not_take_the_space_of_what_comes_after_them(self):
+        def decode(tokens):  # 0 stands for no text, and the first word has no space before it
+            return " ".join(f"w{token}" for token in tokens if token)
+
+        for run in (1, 3 * MOST_HELD):
+            assert "".join(pieces(TextStream(decode, [1]), [2, *[0] * run, 3])) == " w2 w3"
+
+
+class TestLogprobs:
+    @pytest.mark.parametrize("size", [1, 2, 5])
+    @pytest.mark.parametrize("text", ["ab é☃y", "abx ☃", "xyabc"])
+    def test_texts_and_places_of_tokens_are_those_of_the_text(self, text, size):
+        """Whatever is held back, as it may be a stop string or is half a character."""
+        choice, tokens = Choice(0, (7,), of_bytes, ["abq"]), text.encode()
+        parts = [
+            choice.add(Added(tokens[at : at + size], [-1.0] * len(tokens[at : at + size]), 1))
+            for at in range(0, len(tokens), size)
+        ]
+        parts.append(choice.end("length"))
+        asks = {"completions": {**PROMPT, "logprobs": 0}, "chat/completions": {**CHAT, "logprobs": True}}
+        for kind, fields in asks.items():
+            answer = Answer.to(asked(fields, kind))
+            pieces = [answer.piece(part)["choices"][0]["logprobs"] for part in parts]
+            (whole,) = answer.whole([joined(parts)], {})["choices"]
+            for told in (pieces, [whole["logprobs"]]):
+                if kind == "completions":
+                    texts = [one for each in told for one in each["tokens"]]
+                    offsets = [one for each in told for one in each["text_offset"]]
+                    assert offsets == [len("".join(texts[:at])) for at in range(len(tokens))]
+                else:
+                    content = [one for each in told for one in each["content"]]
+                    texts = [one["token"] for one in content]
+                    assert bytes(byte for one in content for byte in one["bytes"]).decode() == text
+                assert "".join(texts) == text
+                assert len(texts) == len(tokens)

@@ -1,13 +1,14 @@
-"""Answers in OpenAI's form, whole and in pieces. Pure, but for what decodes."""
+"""Answers in OpenAI's form, whole and in pieces. Pure."""
 
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from generation.openai.asking import Ask
-from generation.openai.choices import Decode, Part
+from generation.openai.choices import Part
 
 OBJECTS = {"completions": "text_completion", "chat/completions": "chat.completion"}
 PREFIXES = {"completions": "cmpl", "chat/completions": "chatcmpl"}
@@ -21,18 +22,16 @@ class Answer:
         ask: What is answered.
         id: Its name.
         created: When it was asked for, in seconds since 1970.
-        decode: Text of tokens.
     """
 
     ask: Ask
     id: str
     created: int
-    decode: Decode
 
     @classmethod
-    def to(cls, ask: Ask, decode: Decode) -> "Answer":
+    def to(cls, ask: Ask) -> "Answer":
         """An answer that begins now."""
-        return cls(ask, f"{PREFIXES[ask.kind]}-{uuid.uuid4().hex}", int(time.time()), decode)
+        return cls(ask, f"{PREFIXES[ask.kind]}-{uuid.uuid4().hex}", int(time.time()))
 
     def whole(self, parts: Sequence[Part], usage: Mapping[str, int]) -> dict[str, Any]:
         """All choices, each of which is one part."""
@@ -83,9 +82,9 @@ class Answer:
         }
 
     def _logprobs(self, part: Part) -> dict[str, Any]:
-        texts, logprobs = [self.decode([token]) for token in part.tokens], list(part.logprobs)
+        texts, logprobs = list(part.texts), list(part.logprobs)
         if self.ask.kind == "completions":
-            offsets = [part.at + sum(map(len, texts[:at])) for at in range(len(texts))]
+            offsets = list(accumulate(map(len, texts[:-1]), initial=part.at)) if texts else []
             return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": None, "text_offset": offsets}
         content = [
             {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}

@@ -100,7 +100,7 @@ class OpenAiApp:
             request.id: Choice(index, request.prompt, self._text.decode, ask.stops)
             for index, request in enumerate(requests)
         }
-        answer = Answer.to(ask, self._text.decode)
+        answer = Answer.to(ask)
         async with contextlib.aclosing(_parts(loop, requests, choices)) as parts:
             if ask.streams:
                 await _tell_pieces(answer, parts, reply)

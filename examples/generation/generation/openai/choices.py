@@ -19,8 +19,9 @@ class Part:
         index: Number of the choice.
         prompt: Ids of its prompt's tokens, in its first part alone.
         text: The text that is certain with them.
-        at: At which character of the choice's text it begins.
+        at: At which character of the choice's text its tokens begin.
         tokens: Ids.
+        texts: The text of each, see `TextStream`.
         logprobs: One for each.
         versions: Pairs of a version of the weights and how many of the tokens, in order, it chose.
         finish_reason: Why the choice ends with them; None while it goes on.
@@ -31,6 +32,7 @@ class Part:
     text: str
     at: int = 0
     tokens: Sequence[int] = ()
+    texts: Sequence[str] = ()
     logprobs: Sequence[float] = ()
     versions: Sequence[tuple[int, int]] = ()
     finish_reason: str | None = None
@@ -53,7 +55,7 @@ class Choice:
     def __init__(self, index: int, prompt: Sequence[int], decode: Decode, stops: Sequence[str]) -> None:
         self._index, self._prompt = index, tuple(prompt)
         self.is_done, self.count = False, 0
-        self._text, self._told = TextStream(decode, prompt, stops), 0
+        self._text, self._at = TextStream(decode, prompt, stops), 0
 
     def add(self, added: Added) -> Part:
         """Take tokens; where they make a string that ends the choice, it is done."""
@@ -62,17 +64,18 @@ class Choice:
         self.is_done = self._text.is_stopped
         versions = [(added.version, len(added.tokens))]
         reason = "stop" if self.is_done else None
-        return self._part(text, added.tokens, added.logprobs, versions, reason)
+        texts = self._text.texts[-len(added.tokens) :]
+        return self._part(text, added.tokens, texts, added.logprobs, versions, reason)
 
     def end(self, reason: str) -> Part:
         """Tell what is left, and why it ends."""
         self.is_done, text = True, self._text.end()
-        return self._part(text, (), (), (), "stop" if self._text.is_stopped else reason)
+        return self._part(text, (), (), (), (), "stop" if self._text.is_stopped else reason)
 
-    def _part(self, text: str, *more: Any) -> Part:
-        at, self._told = self._told, self._told + len(text)
+    def _part(self, text: str, tokens: Sequence[int], texts: Sequence[str], *more: Any) -> Part:
+        at, self._at = self._at, self._at + sum(map(len, texts))
         prompt, self._prompt = self._prompt, ()
-        return Part(self._index, prompt, text, at, *more)
+        return Part(self._index, prompt, text, at, tokens, texts, *more)
 
 
 def joined(parts: Sequence[Part]) -> Part:
@@ -90,6 +93,7 @@ def joined(parts: Sequence[Part]) -> Part:
         "".join(part.text for part in parts),
         first.at,
         [token for part in parts for token in part.tokens],
+        [text for part in parts for text in part.texts],
         [logprob for part in parts for logprob in part.logprobs],
         versions,
         last.finish_reason,

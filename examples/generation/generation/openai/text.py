@@ -17,6 +17,8 @@ class TextStream:
 
     Attributes:
         is_stopped: Whether one of them was there.
+        texts: What each token has made certain: "" of one that has a part of a character, all of it of the
+            last one. In a row they are the text, with the string that ended it.
     """
 
     def __init__(
@@ -28,7 +30,7 @@ class TextStream:
         self._said = 0  # characters of what is decoded after those
         self._count = len(self._tokens)  # of tokens when a character was told
         self._held = ""
-        self.is_stopped = False
+        self.is_stopped, self.texts = False, list[str]()
 
     def add(self, tokens: Sequence[int]) -> str:
         """Take tokens; gives the text that is certain with them."""
@@ -36,15 +38,22 @@ class TextStream:
 
     def _add(self, token: int) -> str:
         if self.is_stopped:
+            self.texts.append("")
             return ""
         self._tokens.append(token)
         new, said, count = self._new(), self._said, len(self._tokens)
         sure = len(new.rstrip(UNFINISHED))  # then bytes of a character whose others may come
         if sure > said:
             self._said, self._count = sure, count
-        if sure == len(new) or count - self._count >= MOST_HELD:
+        is_held_long = count - self._count >= MOST_HELD
+        if not new and not said:  # what stands for no text does not tell how the next token is decoded
+            if is_held_long:
+                del self._tokens[self._until :]
+                self._count = self._until
+        elif sure == len(new) or is_held_long:
             sure, self._said, self._count = len(new), 0, count
             self._from, self._until = self._until, count
+        self.texts.append(new[said:sure])
         return self._before_stop(new[said:sure], is_last=False)
 
     def end(self) -> str:
