@@ -18,19 +18,27 @@ pytest.importorskip("transformers")
 from generation_conformance import Conformance, check_what_waits_for_room
 from generation_echo import MODEL as ECHO
 from generation_echo import AdaptedWorker, EchoTrainer
-from generation_stage import END, EXAMPLE, MODEL, batch_of, group_stage, local_stage, rows_of
+from generation_stage import END, EXAMPLE, MODEL, Shelf, batch_of, group_stage, local_stage, rows_of
 
 from generation import EngineOptions, RefusedError, Sampling, start_generators
 from generation.calls import Asked, requests_of, samples_of
+from generation.engine import WeightSource
 from generation.group import WORKERS
 from generation.models import build_model, read_config
 from generation.prompts import Limits, read_prompts
 from generation.samples import Sample
+from generation.transformers_engine import TransformersEngine
 from generation.transformers_worker import TransformersWorker
 from generation.vllm_worker import COMPILER, without_compiler
 from raycrew.cluster_core import BundleSpec
 from raycrew.cluster_core.testing import FakeCluster, connected
-from raycrew.tensor_transport import BatchedDataDict
+from raycrew.tensor_transport import (
+    BatchedDataDict,
+    StaleWeightsError,
+    WeightDirectory,
+    WeightPublisher,
+    WeightUpdateError,
+)
 
 
 class TestTransformers(Conformance):
@@ -67,6 +75,36 @@ def test_padding_is_no_part_of_a_prompt_whatever_the_rows_are(made):
     batch = {"prompt_ids": made([[5, 6, 0, 0], [7, 8, 9, 5]]), "prompt_lengths": made([2, 4])}
     found = read_prompts(BatchedDataDict(batch), Limits(61, 512))
     assert [prompt.tokens for prompt in found] == [(5, 6), (7, 8, 9, 5)]
+
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+@pytest.mark.parametrize(
+    ("instead", "says"),
+    [
+        ({EMBEDDING: torch.ones(1, 64)}, r"embed_tokens.weight is \[1, 64\], and \[61, 64\] in the model"),
+        ({"model.norm.weight": torch.tensor([7.0])}, r"model.norm.weight is \[1\], and \[64\]"),
+        (
+            {EMBEDDING: torch.ones(61, 64), HEAD: torch.zeros(61, 64)},
+            "one tensor here, and two in the update",
+        ),
+    ],
+)
+def test_a_first_version_that_is_of_another_model_is_refused_where_tensors_are_tied(instead, says):
+    """Nobody compares it before it is loaded there, as these may have one name or two."""
+    engine = TransformersEngine(EngineOptions({**MODEL, "tie_word_embeddings": True}), 0)
+    weights = {name: tensor.clone() for name, tensor in engine.model.named_parameters()}
+    directory, store = WeightDirectory.local(), Shelf()
+    publisher = WeightPublisher(directory=directory, store=store)
+    receiver = engine.receiver(WeightSource(directory, store), lambda load, *args: load(*args))
+    publisher.publish({**weights, **instead})
+    with pytest.raises(WeightUpdateError, match=says):
+        receiver.pull()
+    with pytest.raises(StaleWeightsError):
+        receiver.require()
+    publisher.publish({**weights, **({HEAD: weights[EMBEDDING].clone()} if HEAD in instead else {})})
+    assert receiver.pull().version == receiver.require() == 2
 
 
 def test_what_an_engine_has_no_room_for_waits():

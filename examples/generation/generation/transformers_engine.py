@@ -137,15 +137,24 @@ class TransformersEngine(LoadingEngine):
         """Copy each tensor into the model's own.
 
         Raises:
-            GenerationError: Some got nothing.
+            GenerationError: Some got nothing, one has another shape, or names of one tensor have two values.
         """
         self._loaded = []
         own, lacking = self.model.state_dict(), {p.data_ptr() for p in self.model.parameters()}
+        taken: dict[int, str] = {}  # of tied tensors, which nobody has compared yet
         with torch.no_grad():
             for name, tensor in weights:
-                own[name].copy_(tensor)
+                mine = own[name]
+                if tensor.shape != mine.shape:
+                    raise GenerationError(
+                        f"{name} is {list(tensor.shape)}, and {list(mine.shape)} in the model"
+                    )
+                before = taken.setdefault(mine.data_ptr(), name)
+                if before != name and not torch.equal(mine, tensor.to(mine)):
+                    raise GenerationError(f"{name} and {before} are one tensor here, and two in the update")
+                mine.copy_(tensor)
                 self._loaded.append(name)
-                lacking.discard(own[name].data_ptr())
+                lacking.discard(mine.data_ptr())
         if lacking:
             raise GenerationError(f"the update brings nothing for {len(lacking)} of the model's tensors")
 
