@@ -180,6 +180,34 @@ def test_a_sleep_before_the_first_version_waits_for_no_call_that_came_just_befor
 
 @pytest.mark.hostile
 @pytest.mark.timeout(60)
+def test_a_call_before_the_first_version_ends_although_it_comes_while_an_engine_is_told_to_wake(monkeypatch):
+    life = EngineLife(EchoEngine, lambda: WeightSource(WeightDirectory.local(), Shelf()))
+    runs = threading.Event()
+
+    async def call_meanwhile():
+        wake = asyncio.create_task(asyncio.to_thread(life.wake))
+        while not life._changes.locked():
+            await asyncio.sleep(0.001)
+        loop, requests = await admitted(life, Asked({"prompt_ids": [[5]]}, Sampling(), None, None))
+        call = asyncio.ensure_future(anext(samples_of(loop, requests)))
+        while not loop.load().result(30).running:
+            await asyncio.sleep(0.001)
+        runs.set()
+        await wake
+        async with asyncio.timeout(30):
+            with pytest.raises(StaleWeightsError, match="no version"):
+                await call
+
+    monkeypatch.setattr(life, "_check_ended", lambda: runs.wait(30))
+    try:
+        asyncio.run(call_meanwhile())
+    finally:
+        monkeypatch.undo()
+        life.sleep("abort")
+
+
+@pytest.mark.hostile
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("mode", ["continue", "finish", "abort"])
 def test_a_call_that_comes_just_before_the_first_update_pauses_has_its_weights(monkeypatch, mode):
     directory, shelf = WeightDirectory.local(), Shelf()

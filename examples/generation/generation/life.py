@@ -185,6 +185,7 @@ class EngineLife:
             self._check_ended()
             if (failed := self.state) is not None:
                 if not failed.loop.has_failed:
+                    _go_on(failed, None)  # what came meanwhile took this for an update
                     return
                 self.state = None
                 self._end(failed)
