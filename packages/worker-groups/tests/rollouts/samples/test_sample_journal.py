@@ -21,6 +21,7 @@ from raycrew.worker_groups.rollouts.samples import SampleQueue
 from raycrew.worker_groups.rollouts.samples._storage import durable, journal
 
 COLUMNS = ["tokens", "reward"]
+PWRITE = os.pwrite
 
 
 def put(queue, *tokens, version=0):
@@ -281,6 +282,20 @@ def test_an_interrupt_in_the_middle_of_a_write_leaves_nothing_of_it(tmp_path, mo
         put(queue, "third")
         assert queue.get(2)["tokens"] == ["first", "third"]
     assert left(tmp_path) == ["first", "third"]
+
+
+def test_nor_does_one_at_the_end_of_a_file_behind_which_another_begins(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal, "SEGMENT_BYTES", 2000)
+    long = ["a" * 1100, "b" * 1000]
+    with SampleQueue(COLUMNS, directory=tmp_path) as queue:
+        put(queue, long[0])
+        break_writes_off(monkeypatch, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            put(queue, "short")
+        monkeypatch.setattr(os, "pwrite", PWRITE)
+        put(queue, long[1])
+        assert len(list(tmp_path.glob("*.samples"))) == 2
+    assert left(tmp_path) == long
 
 
 def test_a_disk_that_fails_closes_the_queue_and_loses_nothing_before(tmp_path, monkeypatch):

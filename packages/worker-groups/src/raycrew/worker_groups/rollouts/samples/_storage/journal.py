@@ -173,20 +173,26 @@ class Journal:
         return self._write_at_end(data) + rows_at
 
     def _write_at_end(self, data: bytes) -> int:
-        """Write behind what counts; what a write that was broken off has left there goes."""
+        """Write behind what counts."""
         if self._file is None:
             raise OSError(errno.EBADF, "it is closed", str(self._folder.path))
         offset, descriptor = self._sizes[self._number], self._file.descriptor
-        if os.fstat(descriptor).st_size > offset:
-            os.ftruncate(descriptor, offset)
+        self._cut(descriptor)
         write_all(descriptor, data, offset)
         if self._is_synced:
             os.fdatasync(descriptor)
         self._sizes[self._number] += len(data)
         return offset
 
+    def _cut(self, descriptor: int) -> None:
+        """Have what a write that was broken off has left behind what counts go."""
+        if os.fstat(descriptor).st_size > (end := self._sizes[self._number]):
+            os.ftruncate(descriptor, end)
+
     def _begin_file(self) -> None:
         number, before = self._number + 1, self._file
+        if before is not None:
+            self._cut(before.descriptor)  # in the last file alone a tail that is not whole is none
         if self._begun == number:  # by a call that was broken off
             self._folder.remove(number)
         self._begun = number
