@@ -95,6 +95,17 @@ def test_a_learner_that_was_offloaded_goes_on_as_if_it_had_not_been(tmp_path):
         assert all(torch.equal(here[name], replaced[name]) for name in here), "who replaces it goes on"
 
 
+def test_a_single_sample_teaches_a_learner_nothing(tmp_path):
+    with WeightDirectory.local() as directory:
+        learner = Learner(MODEL, directory, str(tmp_path))
+        one = {
+            "prompt_index": torch.tensor([0]),
+            "output_ids": RaggedTensor.from_rows([torch.tensor([1, 3])]),
+        }
+        learner.learn(PROMPTS, BatchedDataDict(one))
+        assert all(weights.isfinite().all() for weights in learner.model.state_dict().values())
+
+
 class DozingEngine(EchoEngine):
     """Forgets its weights while it sleeps, and stays."""
 

@@ -47,7 +47,7 @@ class Learner:
         """
         outputs = torch.stack(list(samples["output_ids"]))
         rewards = (outputs < self.config["vocab_size"] // 2).float().mean(-1)
-        advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+        advantages = (rewards - rewards.mean()) / (rewards.std(correction=0) + 1e-6)
         tokens = torch.cat([prompts[samples["prompt_index"]], outputs], -1).to(self.device)
         logprobs = self.model(tokens[:, :-1]).logits.log_softmax(-1)
         chosen = logprobs.gather(-1, tokens[:, 1:, None])[:, prompts.shape[1] - 1 :, 0]
