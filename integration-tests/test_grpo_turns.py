@@ -1,12 +1,13 @@
 """The main example where both groups share a device in turns, and how devices are shared out."""
 
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 from grpo_in_process import Generator, Policy, crew_in_process
 from grpo_stage import CONFIG, a_stage
 
-from grpo import loop
+from grpo import loop, policy
 from grpo.crew import Crew
 from grpo.layout import Layout
 from grpo.loop import GrpoLoop
@@ -95,6 +96,24 @@ def test_a_round_has_whoever_is_at_work_awake_and_nobody_else(tmp_path, monkeypa
         history = GrpoLoop(config, crew, tmp_path, {}, checkpoint_every=None).run(lambda: None)
     assert [step.weight_version for step in history.steps] == [1, 2]
     assert set(Sleeping.seen) == {"generate", "publish", "train"}
+
+
+def test_a_policy_that_could_not_be_woken_wakes_when_it_is_asked_again(monkeypatch):
+    monkeypatch.setattr(policy, "DistributedDataParallel", lambda model: SimpleNamespace(module=model))
+    worker, is_full = object.__new__(policy.PolicyWorker), [True, False]
+
+    def move(_device):
+        if is_full.pop(0):
+            raise RuntimeError("the device has no room")
+
+    worker.learner = SimpleNamespace(model="a model", move=move)
+    worker.device, worker.replica, worker.is_asleep = "cpu", None, True
+    with pytest.raises(RuntimeError, match="no room"):
+        worker.onload()
+    worker.onload()
+    assert worker.replica.module == "a model"
+    worker.onload()
+    assert not is_full, "who is awake has nothing to do"
 
 
 @pytest.mark.long

@@ -75,8 +75,8 @@ class PolicyWorker:
 
     def onload(self) -> None:
         """Have it lie on the device again; all ranks at once, for they go on in step."""
-        if self.is_asleep:
-            self.is_asleep = False
+        self.is_asleep = False
+        if self.replica is None:  # so it is, too, where this was tried before and failed
             self.learner.move(self.device)
             self._join()
 
