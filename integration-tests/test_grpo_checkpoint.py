@@ -15,10 +15,13 @@ import grpo_tiny_model
 import numpy as np
 import pytest
 import torch
+from grpo_in_process import Policy, crew_in_process
+from grpo_stage import CONFIG
 from rich.console import Console
 
 from grpo import checkpoint as checkpoints
 from grpo import learner as learners
+from grpo import loop
 from grpo.checkpoint import FILE, Checkpoint, settings_of
 from grpo.config import ModelConfig, RunConfig
 from grpo.deaths import Deaths
@@ -162,6 +165,25 @@ def test_going_back_forgets_what_was_measured_and_not_what_happened():
 def take_a_step(learner):
     target = learner.rng.random() + torch.rand(()) + np.random.rand()
     learner.step((learner.model.head.weight.sum() - target) ** 2)
+
+
+def test_a_run_that_is_over_where_it_was_stopped_is_measured_there(monkeypatch, tmp_path):
+    monkeypatch.setattr(loop, "rewards", lambda prompts, _: [1.0] * len(prompts))
+    config = replace(CONFIG, grpo=replace(CONFIG.grpo, steps=2))
+    stopped = replace(checkpoint(2), policy={})
+    with crew_in_process(config, Resumed) as crew:
+        run = loop.GrpoLoop(config, crew, tmp_path, {}, checkpoint_every=None)
+        run.restore(stopped)
+        history = run.run(lambda: None)
+    assert [step.step for step in history.steps] == [1, 2]
+    assert history.evaluations == [*stopped.history.evaluations, Evaluation(2, 1.0)]
+
+
+class Resumed(Policy):
+    """Has nothing to restore."""
+
+    def restore(self, state):
+        assert state == {}
 
 
 def test_a_learner_goes_on_from_a_copy_which_learning_does_not_change(monkeypatch):

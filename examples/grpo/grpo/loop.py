@@ -60,7 +60,7 @@ class GrpoLoop:
 
         If no rank of the policy survives, it goes back to the last checkpoint.
         """
-        while not self.history.evaluations or self.step < self.config.grpo.steps:
+        while not (measured := self.history.evaluations) or measured[-1].step < self.config.grpo.steps:
             try:
                 self.advance()
             except (WorkerFailureError, WeightUpdateError):
@@ -78,11 +78,11 @@ class GrpoLoop:
         return len(self.history.steps)
 
     def advance(self) -> None:
-        """One round, or what comes before the first."""
-        if self.history.evaluations:
-            self.history.steps.append(self.round(self.step + 1, next(self.rounds)))
-        else:
+        """One round, or what comes before the first; after the last, the measurement if that is missing."""
+        if not self.history.evaluations:
             self.crew.synchronise()
+        elif self.step < self.config.grpo.steps:
+            self.history.steps.append(self.round(self.step + 1, next(self.rounds)))
         if self._is_due(self.config.grpo.evaluate_every):
             self.evaluate(self.step)
         if self.checkpoint_every is not None and self._is_due(self.checkpoint_every):
@@ -134,7 +134,7 @@ class GrpoLoop:
         return islice(self.task.rounds(self.train_prompts, size), step, None)
 
     def _is_due(self, every: int) -> bool:
-        return self.step % every == 0 or self.step == self.config.grpo.steps
+        return self.step % every == 0 or self.step >= self.config.grpo.steps
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
