@@ -8,17 +8,21 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
+from grpo_in_process import Policy, crew_in_process
 from grpo_runs import EXAMPLE, LIBRARY, MODULES, Run, assert_one_clear_error, driver
 from rich.console import Console
 
 from generation.samples import Sample, pack_samples
+from grpo import loop, vocabulary, workers
 from grpo import main as program
-from grpo import vocabulary, workers
+from grpo.checkpoint import Checkpoint
 from grpo.completions import completions_of
 from grpo.crew import split
 from grpo.history import PHASES, Evaluation, Event, History, StepRecord
@@ -27,9 +31,10 @@ from grpo.options import parse_options
 from grpo.report import write_report
 from grpo.startup import StartClock, start_rows, start_table
 from grpo.task import SortingTask, verify
+from grpo.workers import POLICY
 from raycrew.cluster_core import ClusterError
 from raycrew.venv_manager import Environment, VenvError
-from raycrew.worker_groups import StartupReport
+from raycrew.worker_groups import StartupReport, WorkerFailureError
 
 
 def test_what_an_environment_takes_is_told_of_its_stamp(monkeypatch, capsys):
@@ -292,6 +297,37 @@ def test_however_a_run_ends_one_line_says_why(monkeypatch, capsys, tmp_path, rai
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     assert program.main(["--output", str(tmp_path)]) == code
     assert capsys.readouterr().err == said
+
+
+class Unclosable(Policy):
+    """Learns all there is, and ends badly."""
+
+    def warm_up(self, prompts, start, steps):
+        return 0.0
+
+    def state(self):
+        return {}
+
+    def close(self):
+        raise RuntimeError("the others do not answer")
+
+
+def test_what_fails_at_the_end_does_not_cost_the_figures(monkeypatch, tmp_path):
+    monkeypatch.setattr(loop, "rewards", lambda prompts, _: [0.5] * len(prompts))
+    options = parse_options(["--steps", "2", "--output", str(tmp_path), "--no-environments"])
+    cluster = mock.Mock()
+    with crew_in_process(options.config, Unclosable) as crew:
+        monkeypatch.setattr(program, "_enter_clusters", lambda *_: (cluster, cluster))
+        monkeypatch.setattr(
+            program, "start_groups", lambda *_, **__: nullcontext((crew.policy, crew.generators))
+        )
+        monkeypatch.setattr(program, "start_rows", lambda *_, **__: [])
+        monkeypatch.setattr(program.WeightDirectory, "start", lambda: nullcontext(crew.directory))
+        monkeypatch.setattr(Checkpoint, "save", lambda *_: None)
+        with pytest.raises(WorkerFailureError, match="do not answer"):
+            program.run(options, POLICY, Console(quiet=True))
+    assert len(json.loads((tmp_path / "metrics.json").read_text())["steps"]) == 2
+    assert (tmp_path / "reward.png").stat().st_size
 
 
 @pytest.mark.long

@@ -126,11 +126,11 @@ def run(options: Options, policy_kind: WorkerKind, console: Console) -> None:
             history = _train(loop, console).history
         else:
             history, paces = _train_both(loop, crew, options.max_staleness, console)
+        about = _about(options, generator_kind, time.perf_counter() - start)
+        files += write_report(history, {**about, "start_s": dict(rows)}, folder)  # whatever the end is like
+        if paces:
+            files += write_comparison(paces, about, folder)
         policy.call("close").get_results(timeout=30)
-    about = _about(options, generator_kind, time.perf_counter() - start)
-    files += write_report(history, {**about, "start_s": dict(rows)}, folder)
-    if paces:
-        files += write_comparison(paces, about, folder)
     console.print(history.summary)
     for file in files:
         console.print(str(file), soft_wrap=True)
