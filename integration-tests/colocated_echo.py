@@ -28,6 +28,11 @@ class EchoLearner:
         self.learnt += 1
         return float(self.learnt)
 
+    def learn_and_publish(self, prompts, samples):
+        reward = self.learn(prompts, samples)
+        self.publish_weights()
+        return reward
+
     def publish_weights(self):
         return self.publisher.publish({"add": torch.tensor([float(self.learnt)])}).version
 

@@ -1,16 +1,20 @@
 """A trainer and a generator on the same bundles, awake in turns."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 pytest.importorskip("transformers")
 
-from colocated_echo import SIZE
+from colocated_echo import SIZE, EchoLearner
 from colocated_turns import PROMPTS, both_on_one_bundle, check_marks, check_steps, kill
 from generation_echo import MODEL as ECHO
 from generation_echo import EchoEngine, EchoTrainer
 from generation_stage import MODEL, batch_of, local_stage, rows_of
 
+from colocated import Colocated
 from generation import AsleepError, EngineOptions, RefusedError, start_generators
 from generation.worker import GenerationWorker
 from learner import Learner
@@ -46,6 +50,23 @@ def test_one_that_dies_asleep_is_replaced_in_its_turn_and_goes_on(local_ray_sess
             kill(both.trainer)
         assert both.step(PROMPTS, {"max_tokens": 2}) == (3.0, {3}), "it knows what it had learnt"
         check_steps(both, [4])
+
+
+def test_what_was_learnt_is_published_by_who_has_learnt_it(tmp_path, monkeypatch):
+    """Who replaces it in between knows what it was before, and would publish that as a new version."""
+    published = []
+    monkeypatch.setattr(EchoLearner, "publish_weights", lambda learner: published.append(learner.learnt))
+
+    def call(method, *given):
+        replaced = EchoLearner({}, WeightDirectory.local(), tmp_path)
+        found = getattr(replaced, method)(*given)
+        return SimpleNamespace(get_results=lambda: [found])
+
+    samples = {"weight_versions": SimpleNamespace(values=torch.tensor([1]))}
+    generators = SimpleNamespace(generate=lambda *_: samples)
+    phases, trainer = SimpleNamespace(turn=lambda _: nullcontext()), SimpleNamespace(call=call)
+    assert Colocated(phases, trainer, generators).step(PROMPTS, {}) == (1.0, {1})
+    assert published == [1]
 
 
 @pytest.mark.long  # in short: the same without models

@@ -55,8 +55,7 @@ class Colocated:
         with self.phases.turn("generate"):
             samples = self.generators.generate(BatchedDataDict({"prompt_ids": prompts}), sampling)
         with self.phases.turn("train"):
-            reward = self.trainer.call("learn", prompts, samples).get_results()[0]
-            self.trainer.call("publish_weights").get_results()
+            reward = self.trainer.call("learn_and_publish", prompts, samples).get_results()[0]
         return reward, set(samples["weight_versions"].values.tolist())
 
 

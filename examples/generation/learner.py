@@ -57,6 +57,12 @@ class Learner:
         self.optimizer.step()
         return float(rewards.mean())
 
+    def learn_and_publish(self, prompts: torch.Tensor, samples: BatchedDataDict) -> float:
+        """`learn`, and publish: in one call, as who replaces this process does not know what it learnt."""
+        reward = self.learn(prompts, samples)
+        self.publish_weights()
+        return reward
+
     def offload(self) -> None:
         """Give the memory up: a device's for the host's; where there is no device, the host's for a file."""
         if self.model is None:
