@@ -1,5 +1,6 @@
 """What every generation worker does: one class of tests, run over each kind of worker."""
 
+import numpy as np
 import pytest
 import torch
 from generation_stage import END, MODEL, PROMPTS, batch_of, local_stage, rows_of
@@ -22,6 +23,8 @@ BAD_PROMPTS = [
         BatchedDataDict({"prompt_ids": torch.ones(1, 3, dtype=torch.int64), "prompt_lengths": torch.ones(1)}),
         "prompt_lengths must be whole numbers",
     ),
+    (BatchedDataDict({"prompt_ids": [5, 6]}), r"a row of ids for each prompt, not \[5, 6\]"),
+    (BatchedDataDict({"prompt_ids": np.array([5, 6])}), "a row of ids for each prompt, not array"),
     (BatchedDataDict({"prompt_ids": [[5, 0]], "prompt_lengths": [3]}), r"\[3\] do not fit prompt_ids of"),
     (BatchedDataDict({"prompt_ids": [[5, 6]], "prompt_lengths": [-1]}), r"\[-1\] do not fit"),
     (BatchedDataDict({"prompt_ids": [[5]], "prompt_index": [1 << 63]}), "prompt_index must fit int64"),

@@ -52,7 +52,7 @@ class TestTransformers(Conformance):
         assert "no adapters" in stage.call("explain")
         with stage.refused(RefusedError, "no LoRA adapters"):
             stage.call("load_adapter", "tuned", "/nowhere")
-        for options in ({"max_adapters": 1}, {"tensor_parallel": 2}):
+        for options in ({"max_adapters": 1}, {"tensor_parallel": 2}, {"more": {"x": 1}}):
             with pytest.raises(RefusedError, match="transformers engine"):
                 TransformersWorker(EngineOptions(MODEL, **options))
 

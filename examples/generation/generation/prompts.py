@@ -108,7 +108,10 @@ def _rows_of(column: Any, lengths: Any) -> list[list[int]]:
         raise PromptError(f"prompt_ids must be integers of shape [rows, length], not {shape}")
     if isinstance(column, RaggedTensor) and column.values.is_floating_point():
         raise PromptError(f"prompt_ids must be integers, not {column.dtype}")
-    rows = [row.tolist() if hasattr(row, "tolist") else list(row) for row in column]
+    try:
+        rows = [list(row.tolist() if hasattr(row, "tolist") else row) for row in column]
+    except TypeError:
+        raise PromptError(f"prompt_ids must have a row of ids for each prompt, not {column!r}") from None
     if lengths is None:
         return rows
     counts, widths = _whole_numbers("prompt_lengths", lengths), [len(row) for row in rows]

@@ -90,7 +90,7 @@ class TransformersEngine(LoadingEngine):
         seed: Of what is sampled without a seed.
 
     Raises:
-        RefusedError: Tensor parallelism or adapters were asked for.
+        RefusedError: Tensor parallelism, adapters or further options were asked for.
     """
 
     def __init__(self, options: EngineOptions, seed: int) -> None:
@@ -100,6 +100,8 @@ class TransformersEngine(LoadingEngine):
             raise RefusedError("the transformers engine has no sleep levels: sleep_level must be None")
         if options.max_adapters:
             raise RefusedError("the transformers engine has no LoRA adapters: max_adapters must be 0")
+        if options.more:
+            raise RefusedError(f"the transformers engine has no further options: {', '.join(options.more)}")
         self.options, config = options, read_config(options)
         self.limits, self._ends = limits_of(options, config), end_tokens(options, config)
         device = "cuda" if torch.cuda.is_available() else "cpu"
