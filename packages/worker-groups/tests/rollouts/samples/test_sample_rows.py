@@ -48,6 +48,31 @@ def test_tensors_inside_of_rows_are_kept_without_what_they_are_views_of(queue, m
         assert row["ids"].data == data[i : i + 10] and row["more"][0].data == data[:5]
 
 
+class Sparse:
+    """A tensor without a storage of its own, as sparse ones of torch are."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def untyped_storage(self):
+        raise NotImplementedError("Cannot access storage")
+
+    def detach(self):
+        return self
+
+    def clone(self):
+        return type(self)(list(self.values))
+
+
+def test_tensors_without_a_storage_are_kept(queue, monkeypatch):
+    module = ModuleType("like_torch")
+    module.Sparse = type("Sparse", (Sparse,), {"__module__": "like_torch"})
+    monkeypatch.setitem(sys.modules, "like_torch", module)
+    queue.put({"tokens": [module.Sparse([1]), {"inside": module.Sparse([2])}]}, version=0)
+    alone, inside = queue.get(2)["tokens"]
+    assert (alone.values, inside["inside"].values) == ([1], [2])
+
+
 def test_a_row_that_can_not_be_pickled_is_refused_with_its_column(queue):
     def local():
         pass

@@ -89,9 +89,13 @@ class _Cloner(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         """Asked of each object that is not of Python itself."""
-        if _kind_of(value.__class__) == "tensor" and value.untyped_storage().nbytes() > value.nbytes:
-            return value.detach().clone().__reduce_ex__(5)
-        return NotImplemented
+        if _kind_of(value.__class__) != "tensor":
+            return NotImplemented
+        try:
+            is_view = value.untyped_storage().nbytes() > value.nbytes
+        except NotImplementedError:  # a sparse one is pickled as the tensors that it is made of
+            return NotImplemented
+        return value.detach().clone().__reduce_ex__(5) if is_view else NotImplemented
 
 
 def _check_for_references(name: str, row: Any) -> None:
