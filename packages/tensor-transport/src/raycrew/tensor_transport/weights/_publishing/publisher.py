@@ -145,7 +145,8 @@ class WeightPublisher(Belonging):
 
         Nobody may write to the tensors meanwhile, as a training step in another thread would: a version that
         mixes several states of the model is refused. (What cannot be seen is a writer that stands still, half
-        done, during all of it.) What receivers had of such a version is given up by them, too.
+        done, during all of it; nor one that torch does not count, as through numpy, and that only exchanges
+        words of 64 bits within a tensor.) What receivers had of such a version is given up by them, too.
 
         All tensors of a mapping or list are held until the end. An iterator may make each one as it is asked
         for it: none is held longer than its copy takes, and at the end those are looked at again whose memory
