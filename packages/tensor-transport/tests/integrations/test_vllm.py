@@ -267,14 +267,7 @@ class TestFailures:
     ):
         with VllmWeights(llm, store=store) as weights:
             weights.apply_weights(publisher.publish(model(1)))
-            pause = llm.sleep
-
-            def fails_once(**how):
-                monkeypatch.setattr(llm, "sleep", pause)
-                pause(**how)
-                raise error
-
-            monkeypatch.setattr(llm, "sleep", fails_once)
+            raise_once_done(monkeypatch, llm, "sleep", error)
             with pytest.raises((WeightUpdateError, error)):
                 weights.apply_weights(update := publisher.publish(model(2)))
             assert not llm.is_paused
@@ -288,14 +281,7 @@ class TestFailures:
         self, llm, store, publisher, monkeypatch, error, again
     ):
         with VllmWeights(llm, store=store) as weights:
-            resume = llm.wake_up
-
-            def fails_once(**how):
-                monkeypatch.setattr(llm, "wake_up", resume)
-                resume(**how)
-                raise error
-
-            monkeypatch.setattr(llm, "wake_up", fails_once)
+            raise_once_done(monkeypatch, llm, "wake_up", error)
             with pytest.raises(error):
                 weights.apply_weights(update := publisher.publish(model(1)))
             with pytest.raises(StaleWeightsError, match="stays paused"):
@@ -691,6 +677,18 @@ def running_loop():
 
 def refuse(*_, **__):
     raise TransportError("there is no room")
+
+
+def raise_once_done(patch, llm, name, error):
+    """Have a method do what it does, and raise all the same: once."""
+    method = getattr(llm, name)
+
+    def fails_once(**how):
+        patch.setattr(llm, name, method)
+        method(**how)
+        raise error
+
+    patch.setattr(llm, name, fails_once)
 
 
 def fail_always(patch, llm):
